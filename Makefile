@@ -1,0 +1,44 @@
+# Two commands:  make demo   a rising reward curve on this machine     make test   everything that is checked
+#
+# PyTorch's CPU build: by default pip takes what its index offers as `torch`, which on Linux may be a CUDA build of
+# several GB. To take the CPU build, name PyTorch's own CPU index, as printed by the selector of its "Get started" page:
+#   make demo TORCH_INDEX=<that URL>
+
+PYTHON ?= python3
+VENV ?= .venv
+SGLANG_VENV ?= .venv-sglang
+TORCH_INDEX ?=
+RUN ?= demo
+
+PIP_TORCH = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+export HEADRACE_SGLANG_PYTHON ?= $(abspath $(SGLANG_VENV))/bin/python
+
+.PHONY: demo test lint setup clean
+
+demo: setup
+	@test -f $(RUN).toml || $(VENV)/bin/headrace init $(RUN) --recipe demo
+	@exec $(VENV)/bin/headrace up $(RUN).toml
+
+test: setup lint
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+
+setup: $(VENV)/.installed $(SGLANG_VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@echo "installing the project into $(VENV) (about a minute, 1.5 GB)"
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(PIP_TORCH) -e '.[all]'
+	@touch $@
+
+$(SGLANG_VENV)/.installed: docker/sglang-cpu/requirements.txt docker/sglang-cpu/install.sh
+	@echo "installing the SGLang server into $(SGLANG_VENV) (about a minute, 2.7 GB)"
+	PYTHON=$(PYTHON) docker/sglang-cpu/install.sh $(SGLANG_VENV) $(PIP_TORCH)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(SGLANG_VENV)
