@@ -4,7 +4,7 @@ import numpy as np
 
 
 class BadInput(ValueError):
-    """Input that no formula is defined for; `code` is EMPTY | LENGTH | MISSING | NOT_FINITE | RANGE | SHAPE | UNKNOWN."""
+    """Input that no formula covers; `code` is EMPTY | LENGTH | MISSING | NOT_FINITE | RANGE | SHAPE | UNKNOWN."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -40,7 +40,9 @@ def fractions(name, given):
 def refuse(name, array, bad, code, expected):
     if bad.any():
         index = int(np.argmax(bad))
-        raise BadInput(code, f"{name}[{index}] is {array[index]:g}, expected {expected}; {int(bad.sum())} such of {bad.size}")
+        raise BadInput(
+            code, f"{name}[{index}] is {array[index]:g}, expected {expected}; {int(bad.sum())} such of {bad.size}"
+        )
 
 
 def same_length(**arrays):
@@ -48,7 +50,7 @@ def same_length(**arrays):
     lengths = {name: len(array) for name, array in arrays.items() if array is not None}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise BadInput("LENGTH", f"expected one of each per trajectory, found {found}")
+        raise BadInput("LENGTH", f"expected equal lengths, found {found}")
 
 
 def known(kind, name, names):
