@@ -1,0 +1,168 @@
+"""Start processes, notice that they end, stop them so that nothing is left.
+
+    Supervisor.start(Program) ──▶ Process   its own process group, its own log, killed by the kernel if we are SIGKILLed
+               .check() ────────▶ [Exit]    what has ended since the last look; as text with the end of its log
+               .restart_later(Exit)         after a pause that doubles: 1, 2, 4 … seconds
+               .stop(names)                 SIGTERM to each, SIGKILL to the groups of those still there after their grace
+
+Terminal signals do not reach the children (they are in other process groups): the launcher stops them in its own order.
+Everything here runs in the main thread, because the kernel's watch on the parent is a watch on the thread that forked.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline import die_with_parent
+from pipeline.errors import HeadraceError
+
+POLL_S = 0.05
+
+
+class ProcessFailed(HeadraceError):
+    """A process ended that should not have; the message holds the end of its log."""
+
+    code = "PROCESS"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to start: `env` goes on top of ours, `log` is appended to, `grace_s` are left to it after SIGTERM."""
+
+    name: str
+    argv: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    grace_s: float = 10
+
+
+@dataclass
+class Process:
+    """A program that was started."""
+
+    program: Program
+    popen: subprocess.Popen
+    started: float  # time.monotonic()
+    failures: int = 0  # in a row
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    def terminate(self) -> None:
+        """SIGTERM to the process alone: SGLang and torchrun take their children down in order."""
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.terminate()
+
+    def kill_group(self) -> None:
+        """SIGKILL whatever is left of the process and its children. A group outlives its leader."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(10)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process that has ended by itself."""
+
+    process: Process
+    returncode: int
+
+    @property
+    def name(self) -> str:
+        return self.process.program.name
+
+    def __str__(self) -> str:
+        how = f"exited with {self.returncode}" if self.returncode >= 0 else f"was killed by {_signal_name(-self.returncode)}"
+        return f"{self.name} {how}{log_end(self.process.program.log)}"
+
+
+@dataclass
+class Supervisor:
+    processes: dict[str, Process] = field(default_factory=dict)
+    hurry: bool = False  # set by a second Ctrl-C: no grace for anybody any more
+    _planned: dict[str, tuple[float, Process]] = field(default_factory=dict)  # name -> when to start again, what
+
+    def start(self, program: Program, failures: int = 0) -> Process:
+        if program.name in self.processes:
+            raise ProcessFailed(f"{program.name} runs already, as process {self.processes[program.name].popen.pid}")
+        program.log.parent.mkdir(parents=True, exist_ok=True)
+        with program.log.open("ab") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid()), *program.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **program.env},
+                process_group=0,
+            )
+        process = self.processes[program.name] = Process(program, popen, time.monotonic(), failures)
+        return process
+
+    def check(self) -> list[Exit]:
+        """Processes that have ended since the last call; whatever they left in their groups is killed."""
+        ended = [process for process in self.processes.values() if not process.running]
+        for process in ended:
+            process.kill_group()
+            del self.processes[process.program.name]
+        return [Exit(process, process.popen.returncode) for process in ended]
+
+    def restart_later(self, exit: Exit, limit: int, stable_s: float = 60) -> float | None:
+        """Plan a new start of what ended: in 1, 2, 4 … seconds, which are returned; None after `limit` failures in a row.
+
+        A process that ran for `stable_s` seconds starts counting anew.
+        """
+        process = exit.process
+        failures = 0 if time.monotonic() - process.started > stable_s else process.failures
+        if failures >= limit:
+            return None
+        process.failures = failures + 1
+        pause = 2.0**failures
+        self._planned[exit.name] = (time.monotonic() + pause, process)
+        return pause
+
+    def restart_due(self) -> None:
+        """Start again what restart_later() planned and is due."""
+        for name, (due, process) in list(self._planned.items()):
+            if due <= time.monotonic():
+                del self._planned[name]
+                self.start(process.program, process.failures)
+
+    def stop(self, names: Iterable[str] | None = None) -> None:
+        """SIGTERM to each of `names` (None: all), then SIGKILL to the groups of those that outlive their grace."""
+        names = set(self.processes) | set(self._planned) if names is None else set(names)
+        for name in names & set(self._planned):
+            del self._planned[name]
+        chosen = [self.processes[name] for name in names & set(self.processes)]
+        for process in chosen:
+            process.terminate()
+        begun = time.monotonic()
+        while not self.hurry and any(p.running and time.monotonic() - begun < p.program.grace_s for p in chosen):
+            time.sleep(POLL_S)
+        for process in chosen:
+            process.kill_group()
+            del self.processes[process.program.name]
+
+
+def log_end(log: Path, lines: int = 15) -> str:
+    """The last lines of a log file, however large it is, to be put behind an error message."""
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 16384))
+        last = file.read().decode(errors="replace").splitlines()[-lines:]
+        if last:
+            return "\n".join([f"; the end of {log}:", *("    " + line for line in last)])
+    return f"; {log} is empty"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

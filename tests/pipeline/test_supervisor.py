@@ -1,0 +1,181 @@
+"""Real processes: what they leave behind, what is said when they die."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from pipeline.supervisor import Program, Supervisor
+
+
+@pytest.fixture
+def supervisor():
+    supervisor = Supervisor(hurry=False)
+    yield supervisor
+    supervisor.hurry = True
+    supervisor.stop()
+
+
+def python(tmp_path, code, name="child", **options):
+    return Program(name, [sys.executable, "-S", "-c", textwrap.dedent(code)], tmp_path / f"{name}.log", **options)
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+    return found
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def number_in(path):
+    return wait_for(lambda: path.exists() and path.read_text().strip() and int(path.read_text()))
+
+
+def test_the_end_of_a_dead_childs_log_is_in_the_message(supervisor, tmp_path):
+    supervisor.start(python(tmp_path, "print('line one'); raise SystemExit('the disk is on fire')"))
+    (exit,) = wait_for(supervisor.check)
+    assert exit.returncode == 1
+    assert "child exited with 1" in str(exit)
+    assert "the disk is on fire" in str(exit)
+    assert str(tmp_path / "child.log") in str(exit)
+    assert supervisor.processes == {}
+
+
+def test_a_signal_that_killed_a_child_is_named(supervisor, tmp_path):
+    process = supervisor.start(python(tmp_path, "import time; time.sleep(60)"))
+    process.popen.kill()
+    (exit,) = wait_for(supervisor.check)
+    assert "child was killed by SIGKILL" in str(exit)
+
+
+def test_a_program_that_does_not_exist_is_an_exit_with_its_name(supervisor, tmp_path):
+    supervisor.start(Program("engine-0", ["/nowhere/python"], tmp_path / "engine-0.log"))
+    (exit,) = wait_for(supervisor.check)
+    assert exit.returncode == 1
+    assert "/nowhere/python: No such file or directory" in str(exit)
+
+
+def test_stop_lets_a_child_finish_within_its_grace(supervisor, tmp_path):
+    code = """
+        import signal, sys, time
+        def finish(*_):
+            time.sleep(0.3)
+            print("finished", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, finish)
+        print("up", flush=True)
+        time.sleep(60)
+    """
+    program = python(tmp_path, code)
+    supervisor.start(program)
+    wait_for(lambda: "up" in program.log.read_text())
+    supervisor.stop(["child"])
+    assert "finished" in program.log.read_text()
+
+
+def test_a_child_that_ignores_sigterm_is_killed_with_its_children_after_its_grace(supervisor, tmp_path):
+    code = f"""
+        import os, signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        grandchild = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        open({str(tmp_path / "pid")!r}, "w").write(str(grandchild.pid))
+        time.sleep(60)
+    """
+    process = supervisor.start(python(tmp_path, code, grace_s=0.3))
+    grandchild = number_in(tmp_path / "pid")
+    begun = time.monotonic()
+    supervisor.stop()
+    assert time.monotonic() - begun < 5
+    wait_for(lambda: not alive(process.popen.pid) and not alive(grandchild))
+
+
+def test_what_a_dead_child_left_running_is_killed(supervisor, tmp_path):
+    code = f"""
+        import subprocess, sys
+        grandchild = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        open({str(tmp_path / "pid")!r}, "w").write(str(grandchild.pid))
+    """
+    supervisor.start(python(tmp_path, code))
+    grandchild = number_in(tmp_path / "pid")
+    wait_for(supervisor.check)
+    wait_for(lambda: not alive(grandchild))
+
+
+def test_the_kernel_kills_the_children_of_a_launcher_that_is_sigkilled(tmp_path):
+    code = f"""
+        import sys, time
+        from pathlib import Path
+        from pipeline.supervisor import Program, Supervisor
+        process = Supervisor().start(Program("child", [sys.executable, "-c", "import time; time.sleep(60)"], Path({str(tmp_path)!r}) / "log"))
+        Path({str(tmp_path / "pid")!r}).write_text(str(process.popen.pid))
+        time.sleep(60)
+    """
+    launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    child = number_in(tmp_path / "pid")
+    time.sleep(0.2)
+    assert alive(child)
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: not alive(child))
+
+
+def test_terminal_signals_do_not_reach_the_children(supervisor, tmp_path):
+    process = supervisor.start(python(tmp_path, "import time; time.sleep(60)"))
+    assert os.getpgid(process.popen.pid) != os.getpgid(0)
+
+
+def test_restarts_come_after_growing_pauses_and_only_so_often(supervisor, tmp_path):
+    supervisor.start(python(tmp_path, "raise SystemExit(3)"))
+    (exit,) = wait_for(supervisor.check)
+    assert supervisor.restart_later(exit, limit=2) == 1
+    supervisor.restart_due()
+    assert supervisor.processes == {}, "not before its pause is over"
+    wait_for(lambda: supervisor.restart_due() or supervisor.processes)
+    (exit,) = wait_for(supervisor.check)
+    assert supervisor.restart_later(exit, limit=2) == 2
+    supervisor.stop(), supervisor.restart_due()
+    assert supervisor.processes == {}, "a planned restart is stopped too"
+    assert supervisor.restart_later(exit, limit=2) is None
+
+
+def test_a_child_that_ran_long_enough_starts_counting_anew(supervisor, tmp_path):
+    process = supervisor.start(python(tmp_path, "raise SystemExit(3)"), failures=2)
+    (exit,) = wait_for(supervisor.check)
+    assert supervisor.restart_later(exit, limit=2, stable_s=60) is None
+    process.started -= 61
+    assert supervisor.restart_later(exit, limit=2, stable_s=60) == 1
+
+
+def test_starting_a_child_costs_a_few_hundredths_of_a_second(tmp_path):
+    from pipeline import die_with_parent
+
+    argv = [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid()), "/bin/true"]
+    times = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        subprocess.run(argv, check=True)
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 0.15
+
+
+def test_a_hurried_stop_grants_no_grace(supervisor, tmp_path):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    program = python(tmp_path, code, grace_s=30)
+    process = supervisor.start(program)
+    wait_for(lambda: "up" in program.log.read_text())
+    supervisor.hurry = True
+    supervisor.stop()
+    assert process.popen.returncode == -signal.SIGKILL
