@@ -1,9 +1,9 @@
 """One trajectory as it travels: what a worker generated, and all that the trainer needs of it.
 
     tokens            [T] int32    prompt ids │ generated │ tool output │ generated
-    loss_mask         [T] uint8    0 0 0 0 0  │ 1 1 1 1 1 │ 0 0 0 0 0 0 │ 1 1 1 1      1: action token, may be trained on
+    loss_mask         [T] uint8    0 0 0 0 0  │ 1 1 1 1 1 │ 0 0 0 0 0 0 │ 1 1 1 1      1: action token, may be trained
     rollout_logprobs  [T] float32  0 0 0 0 0  │ log-probs │ 0 0 0 0 0 0 │ log-probs    nats, given the tokens before
-    segments                                   (start, length, engine, version)        who generated it, with what weights
+    segments                                   (start, length, engine, version)        who generated it, which weights
 
 On the wire it is one msgpack map with a schema number; an array is [dtype, length, raw little-endian bytes], so 20,000
 tokens cost two memory copies and no loop. The sender and the receiver make the same checks.
