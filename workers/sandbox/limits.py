@@ -1,0 +1,56 @@
+"""What one call of the Python tool may use, and the kernel's limits that hold it to that."""
+
+import math
+import resource
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one call.
+
+    seconds: wall-clock time from the start of the code; also the CPU time, rounded up to whole seconds.
+    memory_mb: address space in MiB beyond what the interpreter itself takes.
+    output_bytes: bytes of stdout and stderr together; the code is stopped at the first byte beyond.
+    """
+
+    seconds: float = 2.0
+    memory_mb: int = 256
+    output_bytes: int = 4096
+
+    def __post_init__(self):
+        for name in ("seconds", "memory_mb", "output_bytes"):
+            value = getattr(self, name)
+            if not (0 < value < math.inf):
+                raise ValueError(f"{name} must be a positive number, found {value!r}")
+
+    def apply(self, interpreter_bytes: int) -> None:
+        """Bind this process: soft and hard limits, which a process without capabilities cannot raise again.
+
+        interpreter_bytes: address space in use before the call, in bytes.
+        """
+        cpu = math.ceil(self.seconds)
+        address_space = interpreter_bytes + int(self.memory_mb * MIB)
+        for what, soft, hard in (
+            (resource.RLIMIT_CPU, cpu, cpu + 1),  # SIGXCPU can be ignored; SIGKILL, a second later, cannot
+            (resource.RLIMIT_AS, address_space, address_space),
+            (resource.RLIMIT_STACK, 8 * MIB, 8 * MIB),
+            (resource.RLIMIT_FSIZE, 0, 0),  # pipes are not files: printing still works
+            (resource.RLIMIT_NOFILE, 16, 16),
+            (resource.RLIMIT_NPROC, 0, 0),
+            (resource.RLIMIT_CORE, 0, 0),
+            (resource.RLIMIT_MEMLOCK, 0, 0),
+            (resource.RLIMIT_MSGQUEUE, 0, 0),
+        ):
+            ceiling = resource.getrlimit(what)[1]
+            if ceiling != resource.RLIM_INFINITY:
+                soft, hard = min(soft, ceiling), min(hard, ceiling)
+            resource.setrlimit(what, (soft, hard))
+
+
+def address_space_bytes() -> int:
+    """Address space that this process uses now, in bytes."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()

@@ -1,0 +1,252 @@
+"""The fork server: one small warm interpreter that forks a confined child per call and watches it.
+
+    python -m workers.sandbox.server FD '{"limits": {…}, "allow_unconfined": false}'
+
+FD is one end of a socket pair. Messages both ways are a 4-byte big-endian length and JSON:
+    server → worker   {"ready": true, "missing": […]} | {"unavailable": [code, message]}          once
+    worker → server   {"id": 7, "code": "print(1)"}   run it          {"id": 7}   stop it
+    server → worker   {"id": 7, "output": "1\\n", "error": null, "seconds": 0.003}
+The server ends, and its children with it, when the other end of the socket is closed or the worker dies.
+"""
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import sys
+import sysconfig
+import time
+
+from workers.sandbox import child, kernel, landlock, seccomp
+from workers.sandbox.limits import Limits, address_space_bytes
+
+# Imported before the first fork: ready at once in every child, also where the interpreter's folder cannot be read by
+# nobody (a home with mode 700). The rest of the standard library is read from disk.
+PRELOADED = (
+    *(
+        "abc ast base64 bisect calendar cmath collections contextlib copy csv ctypes dataclasses datetime decimal"
+    ).split(),
+    *("difflib encodings.ascii encodings.latin_1 enum fractions functools graphlib hashlib heapq inspect io").split(),
+    *("itertools json keyword locale math numbers operator pprint queue random re secrets statistics string").split(),
+    *("struct textwrap threading time timeit traceback types typing unicodedata zlib").split(),
+    *("_pydecimal _pylong _strptime").split(),  # imported by others on their first use; _pylong from Python 3.12
+)
+
+
+class Running:
+    """A child that has not been reaped yet."""
+
+    def __init__(self, call: int, pid: int, output: int, seconds: float):
+        self.call, self.pid, self.output = call, pid, output
+        self.started = time.monotonic()
+        self.deadline = self.started + seconds
+        self.text = bytearray()
+        self.error = None
+
+    def stop(self, error: str) -> None:
+        self.error = self.error or error
+        os.kill(self.pid, signal.SIGKILL)  # not reaped, so the pid is still its own
+
+    def read(self, most: int) -> bool:
+        """Take some of what it has printed, up to one byte beyond `most`; False when there is nothing more to take."""
+        piece = os.read(self.output, most + 1 - len(self.text))
+        self.text += piece
+        return bool(piece)
+
+
+class ForkServer:
+    def __init__(self, channel: int, confinement: child.Confinement):
+        self.channel, self.confinement = channel, confinement
+        self.pid = os.getpid()
+        self.inbox = bytearray()
+        self.running: dict[int, Running] = {}  # pid → child
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(channel, selectors.EVENT_READ, self.receive)
+        self.bell, ring = os.pipe()  # a child's end interrupts the wait below
+        for end in (self.bell, ring):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+        self.selector.register(self.bell, selectors.EVENT_READ, lambda: os.read(self.bell, 4096))
+
+    def serve(self) -> None:
+        """Run calls until the worker closes its end; then stop what still runs."""
+        try:
+            while True:
+                nearest = min((one.deadline for one in self.running.values()), default=None)
+                wait = None if nearest is None else max(0.0, nearest - time.monotonic())
+                for key, _ in self.selector.select(wait):
+                    key.data()
+                self.reap()
+                now = time.monotonic()
+                for one in self.running.values():
+                    if one.deadline <= now:
+                        one.deadline = now + 1.0  # SIGKILL may take a moment under load: look again, do not spin
+                        one.stop("timeout")
+        except EOFError:
+            for one in self.running.values():
+                one.stop("closed")
+            for one in self.running.values():
+                os.waitpid(one.pid, 0)
+
+    def receive(self) -> None:
+        piece = os.read(self.channel, 1 << 16)
+        if not piece:
+            raise EOFError
+        self.inbox += piece
+        while len(self.inbox) >= 4 and len(self.inbox) >= (end := 4 + int.from_bytes(self.inbox[:4], "big")):
+            request = json.loads(self.inbox[4:end])
+            del self.inbox[:end]
+            if "code" in request:
+                self.start(request["id"], request["code"])
+            else:
+                for one in self.running.values():
+                    if one.call == request["id"]:
+                        one.stop("cancelled")
+
+    def start(self, call: int, code: str) -> None:
+        output, write_end = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(output)
+            os.close(write_end)
+            send(self.channel, id=call, output=f"the sandbox could not fork: {error}", error="crashed", seconds=0.0)
+            return
+        if pid == 0:
+            self.inbox.clear()  # other episodes' code and output are none of its business
+            self.running.clear()
+            child.run(code, write_end, self.confinement, self.pid)
+        os.close(write_end)
+        os.set_blocking(output, False)
+        one = self.running[pid] = Running(call, pid, output, self.confinement.limits.seconds)
+        self.selector.register(output, selectors.EVENT_READ, lambda: self.listen(one))
+
+    def listen(self, one: Running) -> None:
+        more = one.read(self.confinement.limits.output_bytes)
+        if len(one.text) > self.confinement.limits.output_bytes:
+            one.stop("output")
+            more = False
+        if not more:  # closed by the child, or of no more interest: its end rings the bell
+            self.selector.unregister(one.output)
+
+    def reap(self) -> None:
+        """Report every child that has ended."""
+        while self.running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            one = self.running.pop(pid)
+            seconds = time.monotonic() - one.started
+            most = self.confinement.limits.output_bytes
+            while one.read(most):
+                pass
+            if one.output in self.selector.get_map():
+                self.selector.unregister(one.output)
+            os.close(one.output)
+            text, error = one.text.decode(errors="replace"), one.error or how_it_ended(status)
+            if len(one.text) > most:
+                text = one.text[:most].decode(errors="ignore") + f"\n[output truncated after {most} bytes]"
+                error = one.error or "output"
+            send(self.channel, id=one.call, output=text, error=error, seconds=seconds)
+
+
+def how_it_ended(status: int) -> str | None:
+    """The child's wait status in one word; None is a normal end."""
+    if os.WIFSIGNALED(status):
+        return "timeout" if os.WTERMSIG(status) == signal.SIGXCPU else "crashed"
+    words = {child.DONE: None, child.EXCEPTION: "exception", child.MEMORY: "memory", child.UNCONFINED: "unconfined"}
+    return words.get(os.WEXITSTATUS(status), "crashed")
+
+
+def send(channel: int, **message) -> None:
+    body = json.dumps(message).encode()
+    data = memoryview(len(body).to_bytes(4, "big") + body)
+    while data:
+        data = data[os.write(channel, data) :]
+
+
+def prepare(limits: Limits) -> tuple[child.Confinement, list[tuple[str, str]]]:
+    """Build what binds a child, and say which layers cannot be had: (code, what is missing and what to do)."""
+    missing, rules, program = [], None, None
+    try:
+        folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+        rules = landlock.ruleset(path for path in folders if os.path.isdir(path))
+    except OSError as error:
+        missing.append(
+            (
+                "landlock",
+                f"Landlock ({error}): it needs Linux 5.13 with landlock in its lsm= list, and a "
+                "container runtime whose seccomp profile allows landlock_create_ruleset",
+            )
+        )
+    try:
+        program = seccomp.compile_filter()
+    except ImportError:
+        missing.append(("libseccomp", "the Python package pyseccomp: pip install 'headrace[rollout]'"))
+    except (RuntimeError, OSError) as error:
+        missing.append(("libseccomp", f"libseccomp ({error}): apt-get install libseccomp2"))
+    return child.Confinement(limits, address_space_bytes(), rules, program), missing
+
+
+PROBE = """
+import os
+for escape in (lambda: open("/etc/passwd"), lambda: os.listdir("/"), os.fork, lambda: os.kill(os.getppid(), 0)):
+    try:
+        escape()
+    except PermissionError:
+        continue
+    print("not confined")
+    os._exit(0)
+print("confined")
+"""
+
+
+def probe(confinement: child.Confinement) -> str:
+    """Run one call that tries to escape, and return what it printed: "confined" when every layer holds."""
+    output, write_end = os.pipe()
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        child.run(PROBE, write_end, confinement, server)
+    os.close(write_end)
+    with open(output) as file:
+        text = file.read().strip()
+    os.waitpid(pid, 0)
+    return text
+
+
+def main(channel: int, limits: dict, allow_unconfined: bool) -> None:
+    worker = os.getppid()
+    kernel.die_with_parent(worker)
+    os.environ.clear()
+    for name in PRELOADED:
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    confinement, missing = prepare(Limits(**limits))
+    library = sysconfig.get_path("stdlib")
+    sys.path[:] = [path for path in sys.path if path.startswith(library) and not path.endswith("-packages")]
+    if not missing and (found := probe(confinement)) != "confined":
+        missing.append(
+            (
+                "seccomp",
+                f"a kernel that confines (a trial call answered: {found!r}): system-call filters need "
+                "CONFIG_SECCOMP_FILTER and a container runtime that allows prctl(PR_SET_SECCOMP)",
+            )
+        )
+    if missing and not allow_unconfined:
+        send(channel, unavailable=[missing[0][0], "; ".join(text for _, text in missing)])
+        return
+    server = ForkServer(channel, confinement)
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with this process
+    gc.disable()
+    send(channel, ready=True, missing=[text for _, text in missing])
+    server.serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), **json.loads(sys.argv[2]))
