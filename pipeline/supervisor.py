@@ -3,7 +3,7 @@
     Supervisor.start(Program) ──▶ Process   its own process group, its own log, killed by the kernel if we are SIGKILLed
                .check() ────────▶ [Exit]    what has ended since the last look; as text with the end of its log
                .restart_later(Exit)         after a pause that doubles: 1, 2, 4 … seconds
-               .stop(names)                 SIGTERM to each, SIGKILL to the groups of those still there after their grace
+               .stop(names)                 SIGTERM to each, SIGKILL to the groups of those that outlive their grace
 
 Terminal signals do not reach the children (they are in other process groups): the launcher stops them in its own order.
 Everything here runs in the main thread, because the kernel's watch on the parent is a watch on the thread that forked.
@@ -80,7 +80,11 @@ class Exit:
         return self.process.program.name
 
     def __str__(self) -> str:
-        how = f"exited with {self.returncode}" if self.returncode >= 0 else f"was killed by {_signal_name(-self.returncode)}"
+        how = (
+            f"exited with {self.returncode}"
+            if self.returncode >= 0
+            else f"was killed by {_signal_name(-self.returncode)}"
+        )
         return f"{self.name} {how}{log_end(self.process.program.log)}"
 
 
@@ -115,7 +119,7 @@ class Supervisor:
         return [Exit(process, process.popen.returncode) for process in ended]
 
     def restart_later(self, exit: Exit, limit: int, stable_s: float = 60) -> float | None:
-        """Plan a new start of what ended: in 1, 2, 4 … seconds, which are returned; None after `limit` failures in a row.
+        """Plan a new start of what ended, in 1, 2, 4 … seconds; None: it failed `limit` times in a row already.
 
         A process that ran for `stable_s` seconds starts counting anew.
         """

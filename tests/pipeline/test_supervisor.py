@@ -119,8 +119,10 @@ def test_the_kernel_kills_the_children_of_a_launcher_that_is_sigkilled(tmp_path)
         import sys, time
         from pathlib import Path
         from pipeline.supervisor import Program, Supervisor
-        process = Supervisor().start(Program("child", [sys.executable, "-c", "import time; time.sleep(60)"], Path({str(tmp_path)!r}) / "log"))
-        Path({str(tmp_path / "pid")!r}).write_text(str(process.popen.pid))
+        folder = Path({str(tmp_path)!r})
+        sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+        process = Supervisor().start(Program("child", sleep, folder / "log"))
+        (folder / "pid").write_text(str(process.popen.pid))
         time.sleep(60)
     """
     launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])

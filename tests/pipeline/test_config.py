@@ -1,0 +1,135 @@
+"""A run's TOML file: what is refused, and in which words."""
+
+from importlib.resources import files
+
+import pytest
+
+from pipeline.config import Config, load
+from pipeline.errors import ConfigError
+
+SMALL = """
+[run]
+name = "small"
+[model.tiny]
+[data]
+tasks.chain_sum = { min_terms = 2 }
+"""
+
+
+@pytest.fixture
+def toml(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def refusal(path, *overrides) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load(path, overrides)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("recipe", [p.name for p in files("pipeline").joinpath("recipes").iterdir()])
+def test_every_recipe_is_valid(recipe):
+    load(str(files("pipeline").joinpath("recipes", recipe)))
+
+
+def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(toml):
+    assert "buffers.max_stalenes: unknown key; did you mean 'max_staleness'?" in refusal(toml, "buffers.max_stalenes=1")
+    assert "buffer: unknown key; did you mean 'buffers'?" in refusal(toml, "buffer.max_staleness=1")
+    assert "eval.data.siz: unknown key; did you mean 'size'?" in refusal(toml, "eval.data.siz=1")
+    assert "publish.xyz: unknown key; known keys: every" in refusal(toml, "publish.xyz=1")
+
+
+def test_every_wrong_key_is_reported_at_once_and_with_its_file(toml):
+    lines = refusal(toml, "run.nam=1", "loss.clip=1").splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"{toml}: ") for line in lines)
+
+
+def test_a_value_of_the_wrong_kind_says_what_was_found(toml):
+    assert "run.total_steps: input should be greater than 0, found -5" in refusal(toml, "run.total_steps=-5")
+    assert "found 'many'" in refusal(toml, "buffers.batch_size=many")
+    assert "run.name:" in refusal(toml, "run.name='../elsewhere'")
+
+
+def test_a_missing_section_has_no_default(tmp_path):
+    (tmp_path / "empty.toml").write_text("")
+    assert "run: missing; it has no default" in refusal(tmp_path / "empty.toml")
+
+
+def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
+    assert "no such file; `headrace init NAME --recipe demo` writes one" in refusal(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("[run\n")
+    assert "not valid TOML" in refusal(tmp_path / "broken.toml")
+    assert "is a folder" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["publish.every=4", "buffers.max_staleness=2"], "the run could never fill its second buffer"),
+        (["buffers.buffer_capacity=3"], "buffers.buffer_capacity = 3 is below batch_size = 64"),
+        (["buffers.group_size=4", "buffers.group_launch=2"], "buffers.group_launch = 2 is below group_size = 4"),
+        (["buffers.byte_budget=1000"], "give it at least 67108864"),
+        (["model.path=/models/x"], "two models"),
+        (["model.tiny.hidden=130"], "not a multiple of heads"),
+        (["data.path=problems.jsonl"], "set exactly one of data.path"),
+        (["eval.data.size=3"], "set exactly one of eval.data.path"),
+        (["rollout.max_tokens=4096"], "leaves no room for a prompt"),
+        (["trainer.token_budget=100"], "cannot hold one trajectory"),
+        (["trainer.minibatches=65"], "is above buffers.batch_size"),
+        (["engines.count=0"], "no engine"),
+        (["engines.gpus=[0]"], 'engines.device = "cpu"'),
+        (["engines.device=cuda", "engines.gpus=[0]", "trainer.gpus=[0]"], "GPUs [0] are given to both"),
+        (["engines.device=cuda", "engines.gpus=[0]", "engines.tp=2"], "engines.count × engines.tp = 2 are needed"),
+        (["trainer.gpus=[1, 1]", "trainer.ranks=2"], "names a GPU twice"),
+        (["trainer.gpus=[1]", "trainer.ranks=2"], "for trainer.ranks = 2"),
+    ],
+)
+def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
+    assert said in refusal(toml, *overrides)
+
+
+def test_overrides_are_toml_values_or_bare_words(toml):
+    config = load(toml, ["run.seed=7", "engines.device=cpu", "engines.args=['--tp', '1']", "cold_start.target=0.5"])
+    assert config.run.seed == 7
+    assert config.engines.args == ["--tp", "1"]
+    assert config.cold_start.target == 0.5
+
+
+@pytest.mark.parametrize("override", ["run.seed", "=3", "run..seed=3", "run.name.x=3"])
+def test_an_override_that_is_none_is_refused(toml, override):
+    assert f"override {override!r}" in refusal(toml, override)
+
+
+def test_the_resolved_settings_read_back_equal(toml, tmp_path):
+    config = load(toml, ["eval.data.tasks.gcd={}", "cold_start.lr=1e-4"])
+    (tmp_path / "resolved.toml").write_text(config.to_toml())
+    assert load(tmp_path / "resolved.toml") == config
+
+
+def test_the_digest_covers_what_processes_share_and_nothing_that_may_differ_between_hosts(toml):
+    digest = load(toml).digest
+    assert load(toml, ["optimizer.lr=1"]).digest != digest
+    assert load(toml, ["buffers.max_staleness=3"]).digest != digest
+    may_differ = [
+        "run.folder=/elsewhere",
+        "rollout.workers=9",
+        "engines.port=3000",
+        "redis.port=7000",
+        "run.total_steps=9",
+    ]
+    assert load(toml, may_differ).digest == digest
+
+
+def test_differing_settings_are_listed_by_key(toml):
+    ours, theirs = load(toml), load(toml, ["optimizer.lr=0.5", "data.tasks.gcd={}", "rollout.workers=3"])
+    assert ours.differences(theirs) == ["data.tasks.gcd: None → {}", "optimizer.lr: 1e-06 → 0.5"]
+    assert ours.differences(ours) == []
+
+
+def test_a_config_cannot_be_changed_by_the_rooms_that_read_it(toml):
+    with pytest.raises(ValueError, match="frozen"):
+        load(toml).run.seed = 3
+    assert isinstance(load(toml), Config)
