@@ -1,0 +1,77 @@
+"""Who else trains: one process per GPU over NCCL, or one or two on a CPU over gloo, with the same code.
+
+`torchrun --nproc-per-node N -m trainer RUN.toml` starts them; a lone `python -m trainer RUN.toml` is rank 0 of 1.
+"""
+
+import os
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from pipeline.config import Trainer
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among all. `mesh` is one-dimensional; FSDP2 shards over it."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, in the order of ranks."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+
+@contextmanager
+def joined(settings: Trainer):
+    """Join the process group that torchrun described (or start one of size 1) and leave it at the end."""
+    torch.set_num_threads(settings.threads)
+    if "RANK" in os.environ:
+        rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        store = None
+    else:
+        rank, size, local = 0, 1, 0
+        store = dist.HashStore()
+    if settings.gpus:
+        # The launcher shows this process only the trainer's GPUs, so they are numbered by local rank.
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        device, backend = torch.device("cpu"), "gloo"
+    # Rank 0 waits for a buffer while the others wait for rank 0: their patience must be the longer one.
+    patience = timedelta(seconds=settings.wait_timeout_s + 300)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=patience)
+    try:
+        yield Ranks(rank, size, device, init_device_mesh(device.type, (size,)))
+    finally:
+        dist.destroy_process_group()
