@@ -1,12 +1,12 @@
 """Problems: the records that prompts are made of.
 
     [data]       tasks (reasoning-gym) or path (JSONL) ─┐
-    [eval.data]  the same, another seed or file ────────┼──▶ records: {"id", "question", "answer", "task"?, "metadata"?, …}
+    [eval.data]  the same, another seed or file ────────┼──▶ records: {"id", "question", "answer", …}
     [cold_start] tasks of [data], another seed ─────────┘
 
 No question of the evaluation is ever trained on: training and cold-start problems that ask one are left out.
-A JSONL line is a JSON object; `question` is required, `id` defaults to `<file's stem>-<line>`, every other key is passed
-to the environment untouched.
+A JSONL line is a JSON object; `question` is required, `id` defaults to `<file's stem>-<line>`, every other key is
+passed to the environment untouched.
 """
 
 import json
@@ -35,8 +35,8 @@ def training_problems(config: Config) -> list[Problem]:
 
 
 def cold_start_problems(config: Config) -> list[Problem]:
-    """`cold_start.problems` problems for scripted traces, of the same tasks as [data] but another seed (of a file: its own
-    problems), none of them in the evaluation."""
+    """`cold_start.problems` problems for scripted traces: the tasks of [data] with another seed, or its file's own
+    problems; none of them in the evaluation."""
     if config.cold_start is None:
         return []
     seed = config.data.seed + COLD_START_SEED
@@ -45,7 +45,7 @@ def cold_start_problems(config: Config) -> list[Problem]:
 
 
 def _draw(data: Data, excluded: set[str], section: str) -> list[Problem]:
-    """`data.size` problems with distinct questions, none of them in `excluded`; all there are of a file that has fewer."""
+    """`data.size` problems with distinct questions, none of them in `excluded`; all of a file that has fewer."""
     if data.path:
         problems = list(islice(_distinct(_lines(data.path), excluded), data.size))
         if not problems:
@@ -61,8 +61,8 @@ def _draw(data: Data, excluded: set[str], section: str) -> list[Problem]:
         found = list(islice(_distinct(candidates, excluded), wanted))
         if len(found) < wanted:
             raise ConfigError(
-                f"{section}.tasks.{task}: expected {wanted} distinct questions outside the evaluation, found {len(found)}; "
-                f"widen the task's parameters or lower {section}.size"
+                f"{section}.tasks.{task}: expected {wanted} distinct questions outside the evaluation, found "
+                f"{len(found)}; widen the task's parameters or lower {section}.size"
             )
         problems += found
     return problems
@@ -79,7 +79,7 @@ def _generate(task: str, parameters: dict[str, Any], size: int, seed: int, secti
         item = dataset[index]
         metadata = {key: value for key, value in item["metadata"].items() if key != "difficulty"}
         record = {"id": f"{task}-{index}", "task": task, "question": item["question"], "answer": item["answer"]}
-        # Through JSON, so that a record read back from Redis equals the one generated here (tuples, dates, numpy scalars).
+        # Through JSON, so that a record read back from Redis equals the one generated here (tuples, dates, …).
         yield json.loads(json.dumps(record | {"metadata": metadata}, default=str))
 
 

@@ -1,0 +1,97 @@
+"""A real SGLang server on a tiny model, one a test session, shared by all rooms: `sglang`.
+
+HEADRACE_SGLANG_PYTHON (default .venv-sglang/bin/python) -m sglang.launch_server ──▶ sglang.url, .model_path, .process
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+QUESTIONS = ["12 * 7 = ?", "4 - 1 + 30 = ?"]
+START_SECONDS = 180
+
+
+@dataclass
+class Server:
+    url: str
+    model_path: Path
+    process: subprocess.Popen
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A tiny model's folder; made in a process of its own, so that the tests of other rooms stay free of torch."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    code = (
+        "import sys; from pathlib import Path; from pipeline.config import TinyModel; from trainer.tiny import make;"
+        f"make(Path(sys.argv[1]), TinyModel(), {QUESTIONS!r}, seed=1, context=1024)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, env=_environment(), timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sglang(tiny_model, tmp_path_factory):
+    """The server, ready; label "base". Tests that load other weights put `model_path` back."""
+    server = start_server(tiny_model, tmp_path_factory.mktemp("sglang") / "server.log")
+    yield server
+    stop_server(server)
+
+
+def start_server(model_path: Path, log: Path, label: str = "base") -> Server:
+    """Start one on a free loopback port and wait until it is healthy; an error shows the end of its log."""
+    python = os.environ.get("HEADRACE_SGLANG_PYTHON", ".venv-sglang/bin/python")
+    if not Path(python).exists():
+        pytest.fail(f"no SGLang at {python}: `make setup` installs it, or set HEADRACE_SGLANG_PYTHON")
+    port = _free_port()
+    command = [python, "-m", "sglang.launch_server", "--model-path", str(model_path), "--device", "cpu"]
+    command += ["--dtype", "float32", "--host", "127.0.0.1", "--port", str(port), "--max-total-tokens", "16384"]
+    command += ["--sleep-on-idle", "--skip-server-warmup", "--disable-overlap-schedule", "--weight-version", label]
+    environment = _environment() | {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    server = Server(f"http://127.0.0.1:{port}", model_path, process)
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+                return server
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    stop_server(server)
+    pytest.fail(f"SGLang was not healthy after {START_SECONDS} s:\n{log.read_text()[-3000:]}")
+
+
+def stop_server(server: Server) -> None:
+    # The parent alone: it stops its children in order; the group is killed only if that takes too long.
+    server.process.terminate()
+    try:
+        server.process.wait(10)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
