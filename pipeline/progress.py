@@ -1,0 +1,109 @@
+"""What every process is doing, for the person who watches: one hash a process, that is gone when the process is.
+
+    hr:{run}:process:<name>   role, pid, host, waiting, since_ms, and numbers of the role (tokens_s, episodes, …)
+    hr:{run}:processes        name -> last refresh in ms: the index of the above
+    hr:{run}:metrics          stream, capped: one entry an update, field json; the same dict is a line of metrics.jsonl
+
+`redis-cli HGETALL 'hr:{demo}:process:trainer'` answers "why is nothing happening?".
+"""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from pipeline import keys
+
+EXPIRE_S = 30  # a process that is silent for longer is not shown
+REFRESH_S = 0.5  # at most this often; a change between working and waiting is shown sooner
+CHANGE_S = 0.1
+MAX_METRICS = 10_000
+
+
+class Progress:
+    """One process's own line. Call `waiting` or `working` as often as you like, in every pass of a loop."""
+
+    def __init__(self, client: Redis, run: str, name: str, role: str):
+        self._client, self._run, self._name = client, run, name
+        self._fixed = {"role": role, "pid": os.getpid(), "host": socket.gethostname()}
+        self._waits: bool | None = None
+        self._since_ms = 0
+        self._written = -REFRESH_S
+        self._shown_waits: bool | None = None
+        self._numbers: dict[str, float | str] = {}
+
+    def waiting(self, sentence: str, **numbers: float | str) -> None:
+        """Nothing to do until something happens: what, have and need, such as "buffer 12: 40 of 64 occupied"."""
+        self._refresh(sentence, numbers)
+
+    def working(self, **numbers: float | str) -> None:
+        """Busy; numbers stay shown until they are given again."""
+        self._refresh("", numbers)
+
+    def done(self) -> None:
+        """The process ends; its line goes at once."""
+        pipe = self._client.pipeline()
+        pipe.delete(keys.process(self._run, self._name))
+        pipe.zrem(keys.processes(self._run), self._name)
+        pipe.execute()
+
+    def _refresh(self, sentence: str, numbers: dict[str, float | str]) -> None:
+        self._numbers |= numbers
+        now, waits = time.monotonic(), bool(sentence)
+        if waits != self._waits:
+            self._waits, self._since_ms = waits, _now_ms()
+        if now - self._written < (REFRESH_S if waits == self._shown_waits else CHANGE_S):
+            return
+        self._written, self._shown_waits = now, waits
+        key, index = keys.process(self._run, self._name), keys.processes(self._run)
+        pipe = self._client.pipeline()
+        pipe.hset(key, mapping=self._fixed | {"waiting": sentence, "since_ms": self._since_ms} | self._numbers)
+        pipe.expire(key, EXPIRE_S)
+        pipe.zadd(index, {self._name: _now_ms()})
+        pipe.zremrangebyscore(index, "-inf", _now_ms() - 1000 * EXPIRE_S)
+        pipe.execute()
+
+
+def read_processes(client: Redis, run: str) -> list[dict[str, Any]]:
+    """One dict a live process, in order of their names: name, role, pid, waiting ("" while it works), since_ms, …"""
+    names = sorted(name.decode() for name in client.zrange(keys.processes(run), 0, -1))
+    pipe = client.pipeline()
+    for name in names:
+        pipe.hgetall(keys.process(run, name))
+    return [
+        {"name": name} | {field.decode(): _value(value) for field, value in found.items()}
+        for name, found in zip(names, pipe.execute(), strict=True)
+        if found
+    ]
+
+
+def record_metrics(client: Redis, run: str, metrics: dict[str, Any], file: Path) -> None:
+    """Append one update's metrics to the file, then to the stream that the live display reads."""
+    line = json.dumps(metrics)
+    with file.open("a") as lines:
+        lines.write(line + "\n")
+    client.xadd(keys.metrics(run), {"json": line}, maxlen=MAX_METRICS, approximate=True)
+
+
+def read_metrics(client: Redis, run: str, after: str = "0-0") -> tuple[list[dict[str, Any]], str]:
+    """The updates recorded after the id `after`, and the id to continue from."""
+    found = client.xrange(keys.metrics(run), min=f"({after}")
+    return [json.loads(fields[b"json"]) for _, fields in found], found[-1][0].decode() if found else after
+
+
+def _value(raw: bytes) -> str | int | float:
+    text = raw.decode()
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,66 @@
+import json
+import os
+
+from pipeline import keys, progress
+from pipeline.progress import Progress, read_metrics, read_processes, record_metrics
+
+
+def test_each_process_says_what_it_waits_for(client, run):
+    trainer, worker = Progress(client, run, "trainer", "trainer"), Progress(client, run, "worker-0", "worker")
+    trainer.waiting("buffer 12: 40 of 64 occupied, 24 in flight", step=12)
+    worker.working(episodes=3, tokens_s=12.5)
+    first, second = read_processes(client, run)
+    assert first["name"] == "trainer" and first["pid"] == os.getpid()
+    assert first["waiting"] == "buffer 12: 40 of 64 occupied, 24 in flight" and first["step"] == 12
+    assert second | {"waiting": "", "episodes": 3, "tokens_s": 12.5, "role": "worker"} == second
+
+
+def test_a_call_in_every_pass_of_a_loop_writes_twice_a_second(client, run, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    process, shown = Progress(client, run, "trainer", "trainer"), []
+    for tick in range(200):
+        process.waiting(f"pass {tick}")
+        clock[0] += 0.01
+        shown.append(read_processes(client, run)[0]["waiting"])
+    assert len(set(shown)) == 4
+
+
+def test_a_change_between_waiting_and_working_is_shown_at_once_with_its_time(client, run, monkeypatch):
+    clock, ms = [100.0], [5000]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress, "_now_ms", lambda: ms[0])
+    process = Progress(client, run, "trainer", "trainer")
+    process.working()
+    clock[0], ms[0] = 100.2, 5200
+    process.waiting("one")
+    assert read_processes(client, run)[0] | {"waiting": "one", "since_ms": 5200} == read_processes(client, run)[0]
+    clock[0], ms[0] = 100.8, 5800
+    process.waiting("two")
+    assert read_processes(client, run)[0] | {"waiting": "two", "since_ms": 5200} == read_processes(client, run)[0]
+
+
+def test_a_silent_process_is_gone_and_one_that_ends_at_once(client, run):
+    process = Progress(client, run, "worker-0", "worker")
+    process.working()
+    assert 0 < client.ttl(keys.process(run, "worker-0")) <= progress.EXPIRE_S
+    client.delete(keys.process(run, "worker-0"))
+    assert read_processes(client, run) == []
+    Progress(client, run, "worker-0", "worker").working()
+    process.done()
+    assert read_processes(client, run) == [] and not client.exists(keys.processes(run))
+
+
+def test_the_index_of_processes_forgets_the_dead(client, run):
+    client.zadd(keys.processes(run), {"dead": 1})
+    Progress(client, run, "alive", "worker").working()
+    assert client.zrange(keys.processes(run), 0, -1) == [b"alive"]
+
+
+def test_metrics_are_a_file_and_a_stream_that_is_read_from_where_one_was(client, run, tmp_path):
+    for version in (1, 2):
+        record_metrics(client, run, {"version": version, "staleness": {"0": 3}}, tmp_path / "metrics.jsonl")
+    first, last = read_metrics(client, run)
+    assert [m["version"] for m in first] == [1, 2]
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == first
+    assert read_metrics(client, run, last) == ([], last)
