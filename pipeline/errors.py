@@ -23,3 +23,47 @@ class BadTrajectory(HeadraceError, ValueError):
     def __init__(self, code: str, message: str):
         super().__init__(message)
         self.code = code
+
+
+class LedgerError(HeadraceError):
+    """A broken contract of the ledger."""
+
+    code = "LEDGER"
+
+
+class UnknownRun(LedgerError, LookupError):
+    """No ledger of this name in this Redis."""
+
+    code = "UNKNOWN_RUN"
+
+
+class OtherSettings(LedgerError, ValueError):
+    """A run of this name exists with other settings."""
+
+    code = "OTHER_SETTINGS"
+
+
+class RolledBack(LedgerError):
+    """The ledger is behind what this process saw: Redis lost writes. The trainer joins again; all others retry."""
+
+    code = "ROLLED_BACK"
+
+
+class Fenced(LedgerError, PermissionError):
+    """Another trainer joined after this one."""
+
+    code = "FENCED"
+
+
+class MissingBatch(LedgerError, LookupError):
+    """A batch below the oldest one that is kept was asked for."""
+
+    code = "MISSING"
+
+
+class OutOfSequence(LedgerError, ValueError):
+    """Consume, Publish or Checkpoint of a version whose turn it is not; `code` says which rule."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,366 @@
+"""The ledger's client: Reserve, Occupy, Consume and what belongs to them, from any process and any thread.
+
+    prompts ── reserve ──▶ RESERVED ── occupy ──▶ OCCUPIED in buffer b ── consume ──▶ CONSUMED ── publish ──▶ version + P
+                 ▲              │ release, reap          └ events: every transition rings the bell (pipeline/events.py)
+                 └──────────────┘
+
+Every call is one Lua transition (pipeline/lua/): atomic, refused before its first write, and safe to repeat. The client
+keeps nothing but the newest (joined, version, head) it saw, to notice a Redis that lost writes, and the ids of streams.
+The rules are drawn in DESIGN.md.
+"""
+
+import hashlib
+import json
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import redis
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from pipeline import errors, events, keys
+from pipeline.ledger_types import (
+    Batch,
+    Commands,
+    Filtered,
+    Joined,
+    Placed,
+    Published,
+    Ref,
+    Refused,
+    Replayed,
+    Reservation,
+    Settings,
+    Surplus,
+)
+from pipeline.ledger_view import LedgerView
+from pipeline.scripts import Scripts
+from pipeline.trajectory import Trajectory
+
+__all__ = [
+    "Batch",
+    "Coordinator",
+    "Filtered",
+    "Placed",
+    "Published",
+    "Ref",
+    "Refused",
+    "Replayed",
+    "Reservation",
+    "Surplus",
+]
+
+RELEASE_REASONS = ("failed", "retry", "cancelled", "lost")
+PROMPTS_A_CALL = 500
+ORDER_ATTEMPTS = 100  # each means that another client wrote to the same worker's stream in between
+
+
+class Coordinator(LedgerView):
+    """One run's ledger. seed: of the draws of prompts; clock: a callable (or number) in ms, for tests only."""
+
+    def __init__(
+        self, client: redis.Redis, run: str, seed: int | None = None, clock: Callable[[], int] | int | None = None
+    ):
+        super().__init__(client, run)
+        self._clock, self._random, self._scripts = clock, random.Random(seed), Scripts(client)
+        self._lock = threading.Lock()
+        self._seen = (0, 0, 0)  # joined, version, head
+        self._streams: dict[str, _Stream] = {}
+        self._owners: dict[str, str] = {}  # entries reserved through this client -> worker
+        self._limit: int | None = None
+
+    @classmethod
+    def create(cls, client: redis.Redis, run: str, settings: Any, **options: Any) -> "Coordinator":
+        """Make the run, or find it made with the same settings. settings: mapping or model, as ledger_types.Settings; a
+        `digest` in it stands for the whole config's. Raises OtherSettings, or ConfigError for impossible ones."""
+        values = dict(settings if isinstance(settings, Mapping) else settings.model_dump())
+        digest = values.pop("digest", None)
+        stored = Settings.read(values).stored()
+        _below_maxmemory(client, stored["byte_budget"])
+        digest = digest or hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:16]
+        coordinator = cls(client, run, **options)
+        pairs = [item for pair in stored.items() for item in pair]
+        code = coordinator._scripts.run("create", keys.fixed(run), [*coordinator._prologue(), digest, *pairs])[0]
+        if code == b"OTHER_SETTINGS":
+            found = coordinator.fields()
+            differing = [f"{k}: {found.get(k)} → {v}" for k, v in stored.items() if found.get(k) != str(v)]
+            raise errors.OtherSettings(
+                f"run {run!r} exists in this Redis with other settings (digest {found['digest']}, asked for {digest}; "
+                f"{', '.join(differing) or 'the differences are outside of the ledger'}): "
+                "choose another name, or fork the run"
+            )
+        return coordinator
+
+    # -- prompts ------------------------------------------------------------------------------------------------------
+
+    def add_prompts(self, prompts: Iterable[Mapping[str, Any]]) -> int:
+        """Add {"id", "payload"?: bytes, "alpha"?, "beta"?}; known ids stay as they are. Returns how many were new."""
+        prompts = list(prompts)
+        flat = []
+        for prompt in prompts:
+            alpha, beta = float(prompt.get("alpha", 4.0)), float(prompt.get("beta", 4.0))
+            if not (0 < alpha < float("inf") and 0 < beta < float("inf")):
+                raise errors.ConfigError(f"prompt {prompt['id']!r}: expected alpha, beta > 0, found {alpha}, {beta}")
+            flat.append([prompt["id"], prompt.get("payload", b""), repr(alpha), repr(beta), self._exponential()])
+        added = 0
+        for start in range(0, len(flat), PROMPTS_A_CALL):
+            args = [item for row in flat[start : start + PROMPTS_A_CALL] for item in row]
+            added += self._run("add_prompts", *args)[1][0]
+        return added
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, worker: str, engine: str, entry: str | None = None) -> Reservation | Refused:
+        """Admit one entry for this worker incarnation on this engine. The same entry id again gets the same answer."""
+        entry = entry or uuid.uuid4().hex
+        try:
+            args = (entry, worker, engine, self._exponential())
+            code, answer = self._run("reserve", *args, extra=[keys.entry(self.run, entry)])
+        except OutOfMemoryError:
+            return Refused("MEMORY")
+        if code != "OK":
+            return Refused(code)
+        self._owners[entry] = worker
+        prompt, payload, version, deadline, event, value, attempt = answer
+        return Reservation(
+            entry, _text(prompt), payload, int(version), int(deadline), int(event), float(value), int(attempt)
+        )
+
+    def occupy(self, entry: str, trajectories: list[Trajectory]) -> Placed | Surplus | Filtered | Refused:
+        """Hand in the finished trajectories of an entry. Raises BadTrajectory; the entry stays RESERVED then."""
+        worker = self._owners.get(entry) or _text(self.client.hget(keys.entry(self.run, entry), "worker"))
+        if not worker:
+            return Refused("GONE")
+        if len({(t.entry, t.prompt_id, t.version) for t in trajectories}) != 1 or trajectories[0].entry != entry:
+            found = sorted({t.entry for t in trajectories})
+            raise errors.BadTrajectory("FOREIGN", f"expected the trajectories of entry {entry!r}, found {found}")
+        try:
+            payloads = [t.encode(self._max_trajectory_bytes()) for t in trajectories]
+        except errors.BadTrajectory as error:
+            if error.code == "OLD":
+                return Refused("OLD")
+            raise
+        code, answer = self._send(worker, entry, trajectories, payloads)
+        if code == "BAD":
+            what, expected = _text(answer[0]), _text(answer[1]) if isinstance(answer[1], bytes) else answer[1]
+            raise errors.BadTrajectory(
+                what.upper(), f"entry {entry!r}: expected {what} {expected}, as Reserve answered"
+            )
+        if code != "OLD":
+            self._owners.pop(entry, None)
+        if code == "PLACED":
+            return Placed(answer[0])
+        return Surplus() if code == "SURPLUS" else Refused(code)
+
+    def release(self, entry: str, reason: str) -> bool:
+        """Give an entry back: "failed" | "retry" | "cancelled" | "lost". False: it was in flight no longer."""
+        if reason not in RELEASE_REASONS:
+            raise ValueError(f"expected one of {', '.join(RELEASE_REASONS)}, found {reason!r}")
+        _, answer = self._run("release", entry, reason, extra=[keys.entry(self.run, entry)])
+        self._owners.pop(entry, None)
+        return bool(answer[0])
+
+    def renew(self, worker: str, entries: Iterable[str]) -> Commands:
+        """Prolong the worker's lease and compare its entries with the ledger's."""
+        _, (drain, *cancelled) = self._run("renew", worker, *entries)
+        return Commands(cancelled=tuple(map(_text, cancelled)), truncate=(), drain=bool(drain))
+
+    # -- the trainer --------------------------------------------------------------------------------------------------
+
+    def join(self, trainer: str, checkpoint: int, recent: Iterable[str] = ()) -> Joined:
+        """Become the only trainer, at this checkpoint. recent: entries of the caller's last max_staleness + 2 batches."""
+        code, answer = self._run("join", trainer, checkpoint, *recent)
+        if code == "MISSING":
+            raise errors.MissingBatch(
+                f"batches below {answer[0]} are gone, found checkpoint {checkpoint}: resume from a newer one"
+            )
+        _, version, head = self._seen
+        return Joined(version, head, *answer)
+
+    def consume(self, trainer: str, version: int) -> Batch | None:
+        """The batch of update `version`, always in the same order; None: not READY yet (wait for events)."""
+        code, answer = self._run("consume", trainer, version)
+        if code == "NOT_READY":
+            return None
+        if code == "MISSING":
+            raise errors.MissingBatch(f"batch {version} is gone, the oldest kept is {answer[0]}")
+        if code != "OK":
+            todo = "publish first" if code == "PUBLISH_FIRST" else f"consume {self._seen[2]} first"
+            raise errors.OutOfSequence(
+                code, f"batch {version} cannot be consumed at (version, head) {self._seen[1:]}: {todo}"
+            )
+        return Batch(version, _refs(answer[0]))
+
+    def peek(self, version: int) -> tuple[Ref, ...] | None:
+        """The refs of a READY buffer; None: not READY. Changes nothing."""
+        code, answer = self._run("peek", version)
+        return _refs(answer[0]) if code == "OK" else None
+
+    def fetch(self, refs: Iterable[Ref]) -> list[Trajectory]:
+        """The trajectories, in the order of refs."""
+        refs = list(refs)
+        with self.client.pipeline(transaction=False) as pipe:
+            for ref in refs:
+                pipe.xrange(keys.trajectories(self.run, ref.stream), ref.id, ref.id)
+            found = pipe.execute()
+        for ref, rows in zip(refs, found, strict=True):
+            if not rows:
+                raise errors.MissingBatch(f"payload {ref.id} of entry {ref.entry!r} is gone: a checkpoint covers it")
+        return [Trajectory.decode(rows[0][1][b"payload"]) for rows in found]
+
+    def publish(self, trainer: str, version: int, path: str, digest: str, last: bool = False) -> Published | Replayed:
+        """The weights of `version` are out. last: the run's last update, which need not fill publish_every."""
+        code, answer = self._run("publish", trainer, version, path, digest, int(last))
+        if code == "EARLY":
+            raise errors.OutOfSequence(
+                code, f"version {version} cannot be published at (version, head) {self._seen[1:]}: consume first"
+            )
+        return Published(answer[0]) if code == "PUBLISHED" else Replayed()
+
+    def checkpoint(self, trainer: str, version: int) -> int:
+        """Updates < version are durable. Returns the oldest batch that is kept."""
+        code, answer = self._run("checkpoint", trainer, version)
+        if code == "AHEAD":
+            raise errors.OutOfSequence(code, f"checkpoint {version} is ahead of the next batch, {self._seen[2]}")
+        return answer[0]
+
+    # -- the coordinator process --------------------------------------------------------------------------------------
+
+    def register_engine(self, engine: str, version: int, url: str | None = None) -> None:
+        """The engine serves `version`, verified: route to it."""
+        self._run("engine", engine, "ready", version, url or "", "")
+
+    def mark_engine(self, engine: str, state: str, reason: str = "", url: str | None = None) -> None:
+        """Any state but "ready" ("starting", "loading", "failed") keeps new entries away from the engine."""
+        self._run("engine", engine, state, "", url or "", reason)
+
+    def remove_engine(self, engine: str) -> None:
+        self._run("engine", engine, "removed", "", "", "")
+
+    def reap(self) -> list[str]:
+        """Release what dead workers held and what took too long. Returns those entries."""
+        try:
+            run_id = self.client.info("server").get("run_id", "")
+        except ResponseError:  # not every server tells
+            run_id = ""
+        return [_text(entry) for entry in self._run("reap", run_id)[1]]
+
+    def pause(self, reason: str = "paused by hand") -> None:
+        self._run("gate", "pause", reason)
+
+    def resume(self) -> None:
+        """Reopen after pause, and after stop."""
+        self._run("gate", "resume", "")
+
+    def stop(self, reason: str) -> None:
+        self._run("gate", "stop", reason)
+
+    def drain(self, worker: str) -> None:
+        """The worker gets no more entries, and learns it at its next renewal."""
+        self._run("gate", "drain", worker)
+
+    def wait(self, last_id: str, timeout_s: float) -> list[events.Event]:
+        """Events after last_id, as soon as there are any; [] after timeout_s."""
+        return events.wait(self.client, self.run, last_id, timeout_s)
+
+    def last_event(self) -> str:
+        """Id to wait from: read it, look at the ledger, then wait; nothing is missed in between."""
+        return events.last_id(self.client, self.run)
+
+    # -- one transition -----------------------------------------------------------------------------------------------
+
+    def _prologue(self) -> list:
+        clock = self._clock() if callable(self._clock) else self._clock
+        return ["" if clock is None else int(clock), *self._seen]
+
+    def _run(self, name: str, *args: Any, extra: list[str] | None = None) -> tuple[str, list]:
+        reply = self._scripts.run(name, keys.fixed(self.run) + (extra or []), [*self._prologue(), *args])
+        return self._read(reply)
+
+    def _read(self, reply: list) -> tuple[str, list]:
+        code, joined, version, head, *answer = reply
+        code = _text(code)
+        if code == "UNKNOWN_RUN":
+            raise errors.UnknownRun(f"run {self.run!r} is not in this Redis: create it first, or check redis.url")
+        if code == "ROLLED_BACK":
+            raise errors.RolledBack(
+                f"the ledger is at (version, head) {version, head}, this process saw {self._seen[1:]}: Redis lost writes; "
+                "the trainer must join again"
+            )
+        if code == "FENCED":
+            raise errors.Fenced(f"trainer {_text(answer[0])!r} has joined since: this one must end")
+        with self._lock:
+            seen = self._seen
+            if joined > seen[0]:
+                self._seen = (joined, version, head)
+            elif joined == seen[0]:
+                self._seen = (joined, max(version, seen[1]), max(head, seen[2]))
+        return code, answer
+
+    def _send(self, worker: str, entry: str, trajectories: list[Trajectory], payloads: list[bytes]) -> tuple[str, list]:
+        """MULTI [XADD ...; occupy]; fresh ids after ORDER."""
+        first = trajectories[0]
+        oldest = min((s.version for t in trajectories for s in t.segments), default=first.version)
+        stream = keys.trajectories(self.run, worker)
+        with self._lock:
+            ids = self._streams.setdefault(worker, _Stream())
+        with ids.lock:
+            for _ in range(ORDER_ATTEMPTS):
+                fresh = ids.take(len(payloads))
+                adds = [("XADD", stream, i, "payload", p, "entry", entry) for i, p in zip(fresh, payloads, strict=True)]
+                head = [entry, worker, first.prompt_id, first.version, oldest, " ".join(fresh)]
+                answers, reply = self._scripts.run_after(
+                    adds,
+                    "occupy",
+                    [*keys.fixed(self.run), keys.entry(self.run, entry), stream],
+                    [*self._prologue(), *head, *(repr(float(t.outcome)) for t in trajectories)],
+                )
+                for answer in answers:
+                    if isinstance(answer, Exception) and "equal or smaller" not in str(answer):
+                        raise answer
+                code, answer = self._read(reply)
+                if code != "ORDER":
+                    return code, answer
+                ids.newest = max(ids.newest, int(_text(answer[0]).partition("-")[0]))
+        raise errors.LedgerError(f"the stream of worker {worker!r} is written by another process: names must be unique")
+
+    def _max_trajectory_bytes(self) -> int:
+        if self._limit is None:
+            self._limit = int(self.fields()["max_trajectory_bytes"])
+        return self._limit
+
+    def _exponential(self) -> str:
+        return repr(self._random.expovariate(1.0))
+
+
+class _Stream:
+    """Ids of one worker incarnation's stream: ms-0, ever growing; taken and sent under one lock."""
+
+    def __init__(self):
+        self.lock, self.newest = threading.Lock(), 0
+
+    def take(self, count: int) -> list[str]:
+        first = max(self.newest + 1, int(time.time() * 1000))
+        self.newest = first + count - 1
+        return [f"{n}-0" for n in range(first, first + count)]
+
+
+def _refs(flat: list) -> tuple[Ref, ...]:
+    triples = zip(*[iter(map(_text, flat))] * 3, strict=True)
+    return tuple(Ref(entry, m, stream, i) for entry, stream, ids in triples for m, i in enumerate(ids.split()))
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode() if value else ""
+
+
+def _below_maxmemory(client: redis.Redis, budget: int) -> None:
+    try:
+        maxmemory = int(client.config_get("maxmemory").get("maxmemory", 0))
+    except (ResponseError, AttributeError):  # a managed Redis does not tell
+        return
+    if 0 < maxmemory <= budget:
+        raise errors.ConfigError(f"byte_budget {budget} must be below Redis's maxmemory {maxmemory}: lower it")

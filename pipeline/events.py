@@ -1,0 +1,94 @@
+"""The bell and the record: every transition appends one readable entry to hr:{run}:events.
+
+    transition ── XADD ──▶ events ── wait() ──▶ whoever waits (worker for FULL, trainer for READY, ...) looks again
+                                 └─ archive() ─▶ events.jsonl, then trimmed: the whole run can be audited from the file
+
+Nobody waits without a bound: `wait` returns [] when its time is over.
+"""
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from pipeline import keys
+
+BLOCK_S = 1.0  # one XREAD; well below any sane socket_timeout
+READ_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Event:
+    id: str
+    kind: str
+    fields: dict[str, str]
+
+
+def wait(client: redis.Redis, run: str, last_id: str, timeout_s: float) -> list[Event]:
+    """Events after last_id ("0": from the oldest kept), as soon as there are any; [] after timeout_s."""
+    until = time.monotonic() + timeout_s
+    socket_timeout = client.connection_pool.connection_kwargs.get("socket_timeout")
+    longest = min(BLOCK_S, socket_timeout / 2) if socket_timeout else BLOCK_S
+    while True:
+        left = until - time.monotonic()
+        # BLOCK 0 would mean for ever
+        block = None if left <= 0 else max(1, int(1000 * min(left, longest)))
+        reply = client.xread({keys.events(run): last_id}, count=READ_AT_ONCE, block=block)
+        if reply:
+            streams = reply.values() if isinstance(reply, dict) else [rows for _, rows in reply]
+            return [_event(row) for rows in streams for row in rows]
+        if left <= 0:
+            return []
+
+
+def last_id(client: redis.Redis, run: str) -> str:
+    """Id of the newest event."""
+    newest = client.xrevrange(keys.events(run), count=1)
+    return newest[0][0].decode() if newest else "0"
+
+
+def archive(client: redis.Redis, run: str, path: Path, keep: int = 10_000) -> int:
+    """Append the events not yet in the JSONL file, then trim the stream to `keep`; never above what is archived.
+
+    The file's own last line says where to go on, so that a crash at any point loses and doubles nothing.
+    """
+    written = 0
+    with open(path, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        newest = _last_archived(file)
+        while rows := client.xrange(keys.events(run), min=f"({newest}" if newest else "-", count=READ_AT_ONCE):
+            for event in map(_event, rows):
+                file.write(json.dumps({"id": event.id, "kind": event.kind, **event.fields}).encode() + b"\n")
+                newest = event.id
+            written += len(rows)
+        file.flush()
+        os.fsync(file.fileno())
+    kept = client.xrevrange(keys.events(run), max=newest, count=keep) if newest else []
+    if len(kept) == keep:
+        client.xtrim(keys.events(run), minid=kept[-1][0], approximate=False)
+    return written
+
+
+def _last_archived(file) -> str | None:
+    """Id in the last whole line; a line that a crash tore is cut off."""
+    end = file.seek(0, os.SEEK_END)
+    tail = b""
+    start = end
+    while start > 0 and tail.count(b"\n") < 2:
+        start = max(0, start - 4096)
+        file.seek(start)
+        tail = file.read(end - start)
+    whole = tail[: tail.rfind(b"\n") + 1]
+    file.truncate(start + len(whole))
+    file.seek(0, os.SEEK_END)
+    lines = whole.splitlines()
+    return json.loads(lines[-1])["id"] if lines else None
+
+
+def _event(row: tuple[bytes, dict[bytes, bytes]]) -> Event:
+    fields = {k.decode(): v.decode() for k, v in row[1].items()}
+    return Event(row[0].decode(), fields.pop("kind"), fields)

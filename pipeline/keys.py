@@ -1,0 +1,126 @@
+"""Every Redis key of a run. All share the hash tag {run}, so that a run lives on one shard of a cluster.
+
+hr:{run}                            hash    version, head, event, settings, digest, trainer, paused, stopped
+hr:{run}:buffer:<v>                 hash    state occupied reserved due over capacity target min_version
+hr:{run}:buffer:<v>:entries         zset    entry -> V_traj · 2^32 + finishing number
+hr:{run}:entry:<id>                 hash    state prompt version deadline event value worker engine attempt reserved_ms
+hr:{run}:reserved                   zset    entry -> deadline · 2^32 + reservation number
+hr:{run}:prompts                    zset    idle prompts, the race          :quarantined  zset  prompt -> ms
+hr:{run}:prompt:<id>                hash    alpha beta event visits value payload
+hr:{run}:engines                    zset    engine -> version               :engine:<name>  hash
+hr:{run}:workers                    zset    incarnation -> ms its lease ends :worker:<incarnation>  hash, …:entries  zset
+hr:{run}:trajectories:<incarnation> stream  payload, one entry per trajectory
+hr:{run}:versions                   hash    version -> {path, digest, event, ms} as JSON
+hr:{run}:trainers                   hash    incarnation -> ms it joined
+hr:{run}:counters                   hash    placed, surplus, consumed, released:<reason>, staleness:<k>
+hr:{run}:events                     stream  every transition: the bell and, archived, the record
+"""
+
+
+def run(name: str) -> str:
+    return f"hr:{{{name}}}"
+
+
+def fixed(name: str) -> list[str]:
+    """The keys that every transition gets, in the order of lua/_run.lua."""
+    return [
+        run(name),
+        prompts(name),
+        quarantined(name),
+        reserved(name),
+        events(name),
+        counters(name),
+        engines(name),
+        workers(name),
+        versions(name),
+        trainers(name),
+    ]
+
+
+def prompts(name: str) -> str:
+    return f"{run(name)}:prompts"
+
+
+def quarantined(name: str) -> str:
+    return f"{run(name)}:quarantined"
+
+
+def prompt(name: str, prompt_id: str) -> str:
+    return f"{run(name)}:prompt:{prompt_id}"
+
+
+def reserved(name: str) -> str:
+    return f"{run(name)}:reserved"
+
+
+def entry(name: str, entry_id: str) -> str:
+    return f"{run(name)}:entry:{entry_id}"
+
+
+def buffer(name: str, version: int) -> str:
+    return f"{run(name)}:buffer:{version}"
+
+
+def buffer_entries(name: str, version: int) -> str:
+    return f"{buffer(name, version)}:entries"
+
+
+def events(name: str) -> str:
+    return f"{run(name)}:events"
+
+
+def counters(name: str) -> str:
+    return f"{run(name)}:counters"
+
+
+def engines(name: str) -> str:
+    return f"{run(name)}:engines"
+
+
+def engine(name: str, engine_name: str) -> str:
+    return f"{run(name)}:engine:{engine_name}"
+
+
+def workers(name: str) -> str:
+    return f"{run(name)}:workers"
+
+
+def worker(name: str, incarnation: str) -> str:
+    return f"{run(name)}:worker:{incarnation}"
+
+
+def trajectories(name: str, incarnation: str) -> str:
+    return f"{run(name)}:trajectories:{incarnation}"
+
+
+def versions(name: str) -> str:
+    return f"{run(name)}:versions"
+
+
+def trainers(name: str) -> str:
+    return f"{run(name)}:trainers"
+
+
+def metrics(name: str) -> str:
+    """Stream, capped at 10,000: one entry per update, field `json`."""
+    return f"{run(name)}:metrics"
+
+
+def process(name: str, process_name: str) -> str:
+    """Hash that expires 30 s after its last refresh: role, pid, waiting, since_ms, role-specific numbers."""
+    return f"{run(name)}:process:{process_name}"
+
+
+def processes(name: str) -> str:
+    """Zset process -> ms of its last refresh: the index of the processes."""
+    return f"{run(name)}:processes"
+
+
+def evaluation(name: str, version: int) -> str:
+    """Hash: state requested|running|done|failed, requested_ms, worker, success, trajectories, seconds, error."""
+    return f"{run(name)}:eval:{version}"
+
+
+def evaluations(name: str) -> str:
+    """Zset version -> version: the index of the evaluations."""
+    return f"{run(name)}:evals"

@@ -1,0 +1,190 @@
+"""What goes into the ledger's calls and what comes out of them.
+
+An expected outcome is a value: `Refused("FULL")` is back-pressure, not an error. Versions are numbers of optimizer updates.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pipeline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The rules of one run's buffers; names as in the run's TOML file (protocol.md's in brackets)."""
+
+    batch_size: int  # [B] entries that one update takes
+    max_staleness: int = 1  # [η]
+    buffer_capacity: int | None = None  # [B'] default B
+    group_size: int = 1  # [N]
+    group_launch: int | None = None  # [N'] default N
+    publish_every: int = 1  # [P]
+    rho: float = 0.875
+    sampler: str = "uncertainty"
+    byte_budget: int = 0  # bytes stored or in flight; 0: no limit
+    max_trajectory_bytes: int = 1 << 20
+    lease_s: float = 15.0
+    max_age_s: float = 600.0
+    max_attempts: int = 3
+    max_lost: int = 10
+    max_consecutive_failures: int = 100
+
+    @classmethod
+    def read(cls, given: Any) -> "Settings":
+        """From a mapping or a pydantic model. Raises ConfigError for settings that are unknown or impossible."""
+        values = dict(given if isinstance(given, Mapping) else given.model_dump())
+        unknown = values.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise ConfigError(f"expected the ledger's settings, found also {', '.join(sorted(unknown))}: remove them")
+        if "batch_size" not in values:
+            raise ConfigError("batch_size is missing: say how many entries one update takes")
+        values["buffer_capacity"] = values.get("buffer_capacity") or values["batch_size"]
+        values["group_launch"] = values.get("group_launch") or values.get("group_size", 1)
+        settings = cls(**values)
+        if problem := settings.impossible():
+            raise ConfigError(problem)
+        return settings
+
+    def impossible(self) -> str | None:
+        for name in ("batch_size", "group_size", "publish_every", "max_trajectory_bytes", "max_attempts", "max_lost"):
+            if getattr(self, name) < 1:
+                return f"{name}: expected at least 1, found {getattr(self, name)}"
+        if self.max_staleness < 0 or self.byte_budget < 0:
+            return "max_staleness and byte_budget: expected at least 0"
+        if self.publish_every - 1 > self.max_staleness:
+            return (
+                f"max_staleness {self.max_staleness} < publish_every - 1 = {self.publish_every - 1}: the run could never "
+                "move; raise max_staleness or publish more often"
+            )
+        if self.buffer_capacity < self.batch_size:
+            return f"buffer_capacity {self.buffer_capacity} < batch_size {self.batch_size}: raise it"
+        if self.group_launch < self.group_size:
+            return f"group_launch {self.group_launch} < group_size {self.group_size}: raise it"
+        least = self.buffer_capacity * self.group_launch * self.max_trajectory_bytes
+        if 0 < self.byte_budget < least:
+            return f"byte_budget {self.byte_budget} is less than one buffer needs: expected at least {least} bytes"
+        if not 0 < self.rho <= 1:
+            return f"rho: expected a number in (0, 1], found {self.rho}"
+        if self.sampler not in ("uncertainty", "shuffle"):
+            return f'sampler: expected "uncertainty" or "shuffle", found {self.sampler!r}'
+        if not (self.lease_s > 0 and self.max_age_s > 0 and math.isfinite(self.lease_s + self.max_age_s)):
+            return "lease_s and max_age_s: expected seconds above 0"
+        return None
+
+    def stored(self) -> dict[str, Any]:
+        """As fields of hr:{run}; times in ms."""
+        values = asdict(self)
+        values["lease_ms"] = round(values.pop("lease_s") * 1000)
+        values["max_age_ms"] = round(values.pop("max_age_s") * 1000)
+        return values
+
+
+@dataclass(frozen=True)
+class Reservation:
+    entry: str
+    prompt: str
+    payload: bytes
+    version: int  # V_traj
+    deadline: int  # the last buffer it may be trained in: V_traj + η
+    event: int  # policy event of V_traj
+    value: float  # the prompt's, frozen now
+    attempt: int  # 1 for a fresh prompt
+
+
+@dataclass(frozen=True)
+class Refused:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Placed:
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """Finished, and no open buffer within its deadline needs it."""
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """Finished, and its group carries no learning signal."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What a worker must do: stop these entries; finish these with what they have; take no more."""
+
+    cancelled: tuple[str, ...]
+    truncate: tuple[str, ...]
+    drain: bool
+
+
+@dataclass(frozen=True)
+class Joined:
+    version: int
+    head: int
+    event: int
+    dropped: int  # of `recent`, entries that lay in the ledger still
+    released: int  # entries in flight, given back because the ledger was behind
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Address of one payload: `id` in the stream of the worker incarnation `stream`."""
+
+    entry: str
+    member: int
+    stream: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    version: int
+    refs: tuple[Ref, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    event: int
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """This version is out already; nothing changed."""
+
+
+@dataclass(frozen=True)
+class BufferView:
+    """One buffer as a reader sees it; reserved counts placeholders, due the reservations whose deadline it is."""
+
+    id: int
+    state: str  # PENDING | READY | READY_WITH_CAPACITY | STUCK | CONSUMED
+    occupied: int
+    reserved: int
+    due: int
+    over: int
+    capacity: int
+    target: int
+    min_version: int | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    version: int
+    path: str
+    digest: str
+    event: int
+    ms: int
+
+
+@dataclass(frozen=True)
+class Engine:
+    name: str
+    url: str
+    version: int  # -1: none verified yet
+    state: str
+    reason: str

@@ -1,0 +1,1 @@
+if trouble() then return reply(trouble()) end

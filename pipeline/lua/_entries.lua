@@ -1,0 +1,121 @@
+-- An entry leaves: given back, cancelled, or no longer needed; and what follows from it for all others.
+--
+-- hr:{run}:entry:<id>  state prompt version deadline event value worker engine attempt reserved_ms, later buffer ids ...
+-- EMPTY -> RESERVED -> OCCUPIED -> CONSUMED; RELEASED and SURPLUS are tombstones, kept for an hour.
+-- hr:{run}:worker:<incarnation>           drain, last_id (newest stream id), stored (payloads still needed)
+-- hr:{run}:worker:<incarnation>:entries   its entries in flight -> reserved_ms
+local TOMBSTONE_S = 3600
+
+local function entry_key(entry) return RUN .. ':entry:' .. entry end
+local function worker_key(worker) return RUN .. ':worker:' .. worker end
+local function stream_key(worker) return RUN .. ':trajectories:' .. worker end
+
+local function bury(entry, state, reason)
+  redis.call('HSET', entry_key(entry), 'state', state, 'reason', reason)
+  redis.call('EXPIRE', entry_key(entry), TOMBSTONE_S)
+end
+
+-- out of the reservations
+local function unreserve(entry, worker, deadline)
+  redis.call('ZREM', RESERVED, entry)
+  redis.call('ZREM', worker_key(worker) .. ':entries', entry)
+  due(deadline, -1)
+end
+
+-- a dead incarnation's stream goes when nothing in it is needed
+local function forget_worker(worker)
+  if redis.call('ZSCORE', WORKERS, worker) then return end
+  if (tonumber(redis.call('HGET', worker_key(worker), 'stored')) or 0) > 0 then return end
+  redis.call('DEL', stream_key(worker), worker_key(worker), worker_key(worker) .. ':entries')
+end
+
+local function delete_payloads(worker, ids)
+  local count = 0
+  for id in string.gmatch(ids, '%S+') do
+    redis.call('XDEL', stream_key(worker), id)
+    count = count + 1
+  end
+  redis.call('HINCRBY', worker_key(worker), 'stored', -count)
+  redis.call('HINCRBY', RUN, 'stored', -count)
+  forget_worker(worker)
+end
+
+-- RESERVED -> RELEASED. failed and retry count as attempts and lost toward max_lost; cancelled and surplus toward nothing.
+local function release(entry, reason)
+  local f = redis.call('HMGET', entry_key(entry), 'prompt', 'worker', 'deadline', 'exponential')
+  local prompt, worker = f[1], f[2]
+  unreserve(entry, worker, tonumber(f[3]))
+  bury(entry, reason == 'surplus' and 'SURPLUS' or 'RELEASED', reason)
+  redis.call('HINCRBY', COUNTERS, 'released:' .. reason, 1)
+  record('released', 'entry', entry, 'prompt', prompt, 'worker', worker, 'reason', reason)
+
+  if reason == 'cancelled' or reason == 'surplus' then return idle(prompt, tonumber(f[4])) end
+  local field, limit = 'attempts', run.max_attempts
+  if reason == 'lost' then field, limit = 'lost', run.max_lost end
+  if redis.call('HINCRBY', prompt_key(prompt), field, 1) >= limit then
+    quarantine(prompt, reason .. ' ' .. limit .. ' times')
+  else
+    retry(prompt)
+  end
+  if reason == 'failed' and redis.call('HINCRBY', RUN, 'consecutive_failures', 1) >= run.max_consecutive_failures then
+    stop(run.max_consecutive_failures .. ' failures in a row, and not one finished trajectory between them')
+  end
+end
+
+-- surplus: reservations that can be used nowhere any more, because all buffers up to their deadline are READY
+local function release_surplus()
+  local full = run.head - 1
+  while window[full + 1] and window[full + 1].occupied >= run.batch_size do full = full + 1 end
+  if full < run.head then return false end
+  local entries = redis.call('ZRANGEBYSCORE', RESERVED, '-inf', (full + 1) * SHIFT - 1)
+  for _, entry in ipairs(entries) do release(entry, 'surplus') end
+  return #entries > 0
+end
+
+-- with B' > B: the latest reservation that no longer fits before the first overfull deadline
+local function release_overfull()
+  local slack = slacks()
+  for k = run.head, last do
+    if slack[k] < 0 then
+      local newest, number = nil, -1
+      for b = run.head, k do
+        local top = redis.call('ZREVRANGEBYSCORE', RESERVED, (b + 1) * SHIFT - 1, b * SHIFT, 'WITHSCORES', 'LIMIT', 0, 1)
+        if top[1] and tonumber(top[2]) % SHIFT > number then newest, number = top[1], tonumber(top[2]) % SHIFT end
+      end
+      release(newest, 'surplus')
+      return true
+    end
+  end
+  return false
+end
+
+-- pull forward: an OCCUPIED entry of a later buffer into an earlier open place, oldest V_traj first
+local function pull_forward()
+  local slack = slacks()
+  for b = run.head, last do
+    if window[b].occupied < run.batch_size then
+      local entry, score, from
+      for later = b + 1, last do
+        if slack[later - 1] < 1 then break end
+        local first = window[later].occupied > 0 and redis.call('ZRANGE', members_key(later), 0, 0, 'WITHSCORES')
+        if first and (not score or tonumber(first[2]) < score) then
+          entry, score, from = first[1], tonumber(first[2]), later
+        end
+      end
+      if entry then
+        take(entry, from)
+        put(entry, score, b)
+        redis.call('HSET', entry_key(entry), 'buffer', b)
+        record('moved', 'entry', entry, 'from', from, 'buffer', b)
+        return true
+      end
+    end
+  end
+  return false
+end
+
+-- after every transition that fills a place or drops a reservation: to a fixed point, then what a reader sees
+local function settle()
+  while release_surplus() or release_overfull() or pull_forward() do end
+  show_window()
+end

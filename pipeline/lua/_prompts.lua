@@ -1,0 +1,49 @@
+-- A prompt: its evidence, and its place in the race.
+--
+-- hr:{run}:prompt:<id>  alpha beta (rebased at `event`), visits, epoch, attempts, lost, value, payload
+-- Exponential race: idle prompts wait at clock + Exp(1) / weight. Reserve takes the smallest and moves the clock there;
+-- by memorylessness each draw is proportional to the weights of the idle prompts.
+-- shuffle: the same set, at epoch + U(0, 1), a fresh permutation each epoch.
+local function prompt_key(prompt) return RUN .. ':prompt:' .. prompt end
+
+local function prompt_score(sampler, alpha, beta, epoch, exponential)
+  if sampler == 'shuffle' then return epoch + 1 - math.exp(-exponential) end
+  local value = alpha / (alpha + beta)
+  return run.clock + exponential / (math.sqrt(value * (1 - value)) + 0.05)
+end
+
+-- back into the race, at the weight of its present evidence
+local function idle(prompt, exponential)
+  local f = redis.call('HMGET', prompt_key(prompt), 'alpha', 'beta', 'epoch')
+  local sampler = redis.call('HGET', RUN, 'sampler')
+  redis.call('ZADD', PROMPTS,
+    prompt_score(sampler, tonumber(f[1]), tonumber(f[2]), tonumber(f[3]), exponential), prompt)
+end
+
+-- first in line; one below the clock, which therefore does not run backwards
+local function retry(prompt)
+  redis.call('ZADD', PROMPTS, run.clock - 1, prompt)
+end
+
+local function quarantine(prompt, reason)
+  redis.call('ZADD', QUARANTINED, now, prompt)
+  record('quarantined', 'prompt', prompt, 'reason', reason)
+  if redis.call('ZCARD', PROMPTS) == 0 and redis.call('ZCARD', RESERVED) == 0 then
+    stop('no prompt is idle or in flight: all of them are in quarantine')
+  end
+end
+
+-- outcomes generated under policy event `event`; order of receipt does not matter (algorithms.md, 1)
+local function add_evidence(prompt, event, outcomes)
+  local f = redis.call('HMGET', prompt_key(prompt), 'alpha', 'beta', 'event')
+  local alpha, beta, newest = tonumber(f[1]), tonumber(f[2]), tonumber(f[3])
+  if event > newest then
+    local decay = run.rho ^ (event - newest)
+    alpha, beta, newest = alpha * decay, beta * decay, event
+  end
+  local weight = run.rho ^ (newest - event)
+  for _, outcome in ipairs(outcomes) do
+    alpha, beta = alpha + weight * outcome, beta + weight * (1 - outcome)
+  end
+  redis.call('HSET', prompt_key(prompt), 'alpha', alpha, 'beta', beta, 'event', newest, 'value', alpha / (alpha + beta))
+end

@@ -1,0 +1,20 @@
+#!lua flags=allow-oom
+-- include: _run _check
+-- What is known of an engine: its name, url, version and state. ready means verified; any other is not routed to.
+-- KEYS  the run's fixed keys; builds engine:<name>
+-- ARGV  [5] engine, state (ready | another word | removed), version or '', url or '', reason
+-- returns OK
+local engine, state, version, url, reason = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local key = RUN .. ':engine:' .. engine
+if state == 'removed' then
+  redis.call('ZREM', ENGINES, engine)
+  redis.call('DEL', key)
+else
+  redis.call('HSET', key, 'state', state, 'reason', reason, 'since_ms', now)
+  if version ~= '' then redis.call('HSET', key, 'version', version) end
+  redis.call('HSETNX', key, 'version', -1)
+  if url ~= '' then redis.call('HSET', key, 'url', url) end
+  redis.call('ZADD', ENGINES, redis.call('HGET', key, 'version'), engine)
+end
+record('engine', 'engine', engine, 'state', state, 'version', version, 'reason', reason)
+return reply('OK')

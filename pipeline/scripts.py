@@ -1,0 +1,70 @@
+"""The Lua transitions, as Redis runs them.
+
+    lua/reserve.lua      #!lua                                   flags, for Redis; fakeredis does not know the line
+                         -- include: _run _check _prompts        lua/_run.lua, lua/_check.lua … are put here, in order
+                         -- …header, then the transition itself
+
+EVALSHA, and on NOSCRIPT (Redis restarted, or SCRIPT FLUSH) load and send again: a transition that was never run did nothing.
+"""
+
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+
+import redis
+from redis.exceptions import NoScriptError
+
+INCLUDE = re.compile(r"^-- include: (.*)$", re.MULTILINE)
+
+
+@cache
+def source(name: str, shebang: bool) -> str:
+    """The text of one transition, with its includes."""
+    folder = files("pipeline") / "lua"
+    text = (folder / f"{name}.lua").read_text()
+    text = INCLUDE.sub(
+        lambda line: "\n".join((folder / f"{n}.lua").read_text() for n in line[1].split()), text, count=1
+    )
+    return text if shebang else re.sub(r"\A#!.*", "", text)
+
+
+class Scripts:
+    """Runs transitions on one Redis client."""
+
+    def __init__(self, client: redis.Redis):
+        self.client = client
+        shebang = type(client).__module__.partition(".")[0] != "fakeredis"
+        names = [p.name[:-4] for p in (files("pipeline") / "lua").iterdir() if re.match(r"[a-z]\w*\.lua$", p.name)]
+        self.sources = {name: source(name, shebang) for name in names}
+        self.sha = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self.sources.items()}
+        self.load()
+
+    def load(self) -> None:
+        with self.client.pipeline(transaction=False) as pipe:
+            for text in self.sources.values():
+                pipe.script_load(text)
+            pipe.execute()
+
+    def run(self, name: str, keys: list[str], args: list) -> list:
+        try:
+            return self.client.evalsha(self.sha[name], len(keys), *keys, *args)
+        except NoScriptError:
+            self.load()
+            return self.client.evalsha(self.sha[name], len(keys), *keys, *args)
+
+    def run_after(self, commands: list[tuple], name: str, keys: list[str], args: list) -> tuple[list, list]:
+        """MULTI [commands; the transition] in one round trip. Returns the commands' answers, errors among them, and the
+        transition's. After NOSCRIPT the whole is sent again: commands must bear repetition (XADD with an explicit id)."""
+        for _ in range(2):
+            with self.client.pipeline(transaction=True) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                pipe.execute_command("EVALSHA", self.sha[name], len(keys), *keys, *args)
+                *answers, last = pipe.execute(raise_on_error=False)
+            if not isinstance(last, NoScriptError):
+                break
+            self.load()
+        if isinstance(last, Exception):
+            raise last
+        return answers, last
