@@ -1,0 +1,87 @@
+import json
+
+import pytest
+
+from pipeline.weights import BadWeights, Label, read_manifest, retain, verify_files, write_manifest
+
+TOKENS, LOGPROBS = list(range(32)), [-0.5] * 31
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Published weights, in small."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
+    return tmp_path
+
+
+def test_what_was_published_is_read_and_verified(folder):
+    written = write_manifest(folder, 12, TOKENS, LOGPROBS, "float32")
+    assert verify_files(folder) == read_manifest(folder) == written
+    assert set(written.files) == {"config.json", "model.safetensors"}
+    on_disk = json.loads((folder / "manifest.json").read_text())
+    assert on_disk.keys() == {"version", "digest", "files", "probe", "dtype"} and on_disk["digest"] == written.digest
+
+
+def test_a_manifest_written_again_is_the_same(folder):
+    assert write_manifest(folder, 1, TOKENS, LOGPROBS, "float32") == write_manifest(
+        folder, 1, TOKENS, LOGPROBS, "float32"
+    )
+
+
+def test_each_changed_or_missing_file_is_named(folder):
+    write_manifest(folder, 12, TOKENS, LOGPROBS, "float32")
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(BadWeights, match=r"config.json: its contents are not those that were published"):
+        verify_files(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(BadWeights, match=r"config.json: missing"):
+        verify_files(folder)
+
+
+@pytest.mark.parametrize("change", [{"version": 13}, {"files": {}}, {"probe": {"tokens": [1], "logprobs": []}}])
+def test_a_changed_manifest_is_refused(folder, change):
+    write_manifest(folder, 12, TOKENS, LOGPROBS, "float32")
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(BadWeights, match="it was changed"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"probe": 1}'])
+def test_a_broken_manifest_is_refused(folder, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(BadWeights, match=r"manifest.json: not a manifest"):
+        read_manifest(folder)
+
+
+def test_weights_that_were_never_finished_are_refused(folder):
+    with pytest.raises(BadWeights, match=r"manifest.json: expected the manifest .* No such file"):
+        read_manifest(folder)
+
+
+def test_a_probe_needs_a_log_prob_for_each_token_but_the_first(folder):
+    with pytest.raises(BadWeights, match="expected one log-prob for each of the 32 tokens but the first, found 32"):
+        write_manifest(folder, 0, TOKENS, [*LOGPROBS, 0.0], "float32")
+
+
+def test_a_label_is_what_it_was_made_of(folder):
+    label = write_manifest(folder, 12, TOKENS, LOGPROBS, "float32").label("demo")
+    assert Label.parse(str(label)) == label and str(label).startswith("demo:12:")
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "default", "demo:base", "demo:12", "demo:x:0123456789abcdef", "demo:1:0123"]
+)
+def test_any_other_label_is_of_no_version(text):
+    assert Label.parse(text) is None
+
+
+def test_weights_go_when_nobody_can_ask_for_them(tmp_path):
+    names = ("0", "3-a", "4-a", "4-b", "5-a", "6-a", "notes", "7-a.partial")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    assert [path.name for path in retain(tmp_path, {0, 4, 5})] == ["3-a"]
+    assert {path.name for path in tmp_path.iterdir()} == set(names) - {"3-a"}
+    assert retain(tmp_path / "none", {0}) == []
