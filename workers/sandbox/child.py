@@ -10,39 +10,16 @@ import signal
 import sys
 import traceback
 import types
-from dataclasses import dataclass
 from typing import NoReturn
 
-from workers.sandbox import kernel, landlock, privileges, seccomp
-from workers.sandbox.limits import Limits
+from workers.sandbox.confinement import Confinement
 
-DONE, EXCEPTION, MEMORY, UNCONFINED = 0, 1, 75, 76
-
-
-@dataclass(frozen=True)
-class Confinement:
-    """Everything that binds a child, prepared once; a layer that the kernel lacks is None."""
-
-    limits: Limits
-    interpreter_bytes: int
-    rules: int | None
-    program: seccomp.Program | None
-
-    def apply(self, server: int) -> None:
-        """Bind this process for ever. server: pid of the fork server, with which this process must end."""
-        privileges.drop()
-        kernel.die_with_parent(server)  # after privileges.drop(): the kernel forgets it when the user changes
-        if self.rules is not None:
-            landlock.restrict(self.rules)
-        os.closerange(3, 1 << 20)  # the server's channel, other children's pipes, the ruleset
-        self.limits.apply(self.interpreter_bytes)
-        if self.program is not None:
-            seccomp.load(self.program)
+DONE, EXCEPTION, MEMORY, REFUSED = 0, 1, 75, 76
 
 
 def run(code: str, output: int, confinement: Confinement, server: int) -> NoReturn:
     """Become the process that runs `code`, its stdout and stderr the descriptor `output`; never returns."""
-    status = UNCONFINED
+    status = REFUSED
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -1,6 +1,7 @@
 """The worker's side of the Python tool: queues calls, talks to the fork server, starts another when it dies."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pipeline.errors import HeadraceError
 from workers.sandbox.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ class ToolResult:
     output: stdout and stderr as the code printed them, then the last line of a traceback; at most `output_bytes`, and a
         marker where it was cut.
     error: None | "exception" | "timeout" | "memory" | "output" | "crashed" (a signal, or an unknown exit status) |
-        "unconfined" (this one child could not be confined, so its code was not run).
+        "refused" (this one child could not be confined, so its code was not run).
     seconds: wall-clock time of the child.
     """
 
@@ -36,8 +38,11 @@ class ToolResult:
     seconds: float
 
 
-class SandboxUnavailable(RuntimeError):
-    """The tool cannot run. code: "landlock" | "seccomp" | "libseccomp" (missing), "server" (dies), "closed"."""
+class SandboxUnavailable(HeadraceError, RuntimeError):
+    """The tool cannot run.
+
+    code: LANDLOCK | SECCOMP | LIBSECCOMP (this machine lacks it), ESCAPED (a trial call did), SERVER (it dies), CLOSED.
+    """
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -59,6 +64,7 @@ class ForkServer:
 
     @classmethod
     async def start(cls, limits: Limits, allow_unconfined: bool) -> "ForkServer":
+        """Start the process and wait until it is ready; raises ServerDied, TimeoutError or SandboxUnavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = json.dumps({"limits": dataclasses.asdict(limits), "allow_unconfined": allow_unconfined})
@@ -73,14 +79,8 @@ class ForkServer:
             )
         server = cls(process, *await asyncio.open_unix_connection(sock=ours))
         try:
-            hello = await asyncio.wait_for(server.receive(), START_SECONDS)
-        except (ServerDied, TimeoutError) as error:
-            await server.close()
-            raise SandboxUnavailable(
-                "server",
-                f"the sandbox's fork server should have said it is ready within {START_SECONDS:.0f} s, but it "
-                f"{'ended' if isinstance(error, ServerDied) else 'said nothing'}; its own error is on stderr above",
-            ) from None
+            async with asyncio.timeout(START_SECONDS):
+                hello = await server.receive()
         except BaseException:
             await server.close()
             raise
@@ -109,9 +109,12 @@ class ForkServer:
         try:
             while True:
                 answer = await self.receive()
-                if future := self.waiting.pop(answer.pop("id"), None):
+                future = self.waiting.pop(answer.pop("id"), None)
+                if future and not future.done():  # a cancelled call's answer has nobody waiting
                     future.set_result(ToolResult(**answer))
         except ServerDied:
+            pass
+        finally:
             for future in self.waiting.values():
                 if not future.done():
                     future.set_exception(ServerDied())
@@ -147,14 +150,14 @@ class ForkServer:
             self.listener.cancel()
             await asyncio.wait([self.listener])
         self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
         for attempt in range(500):
             if self.process.poll() is not None:
                 break
             if attempt == 400:
                 self.process.send_signal(signal.SIGKILL)
             await asyncio.sleep(0.01)
-        for future in self.waiting.values():
-            future.cancel()
 
 
 class PythonSandbox:
@@ -187,17 +190,18 @@ class PythonSandbox:
     async def run(self, code: str) -> ToolResult:
         """Run `code` in a fresh confined process. Raises SandboxUnavailable when the fork server keeps dying."""
         async with self._places:
-            while True:
+            for _ in range(DEATHS_IN_A_ROW):
                 server = await self._living()
                 try:
                     result = await server.call(code, self.limits.seconds + GRACE_SECONDS)
                 except ServerDied:
-                    continue  # confined code has no effects, so it can be run again; _living() bounds how often
+                    continue  # confined code has no effects, so it can simply be run again
                 self._deaths = 0
                 return result
+            raise self._keeps_dying(DEATHS_IN_A_ROW)
 
     async def close(self) -> None:
-        """Stop every running call and the fork server; later calls raise SandboxUnavailable("closed")."""
+        """Stop every running call and the fork server; later calls raise SandboxUnavailable("CLOSED")."""
         self._closed = True
         async with self._starting:
             if self._server:
@@ -207,22 +211,29 @@ class PythonSandbox:
     async def _living(self) -> ForkServer:
         async with self._starting:
             if self._closed:
-                raise SandboxUnavailable("closed", "the sandbox is closed: start a new one to run code")
+                raise SandboxUnavailable("CLOSED", "the sandbox is closed: start a new one to run code")
             if self._server and self._server.alive:
                 return self._server
             if self._server:
                 self._deaths += 1
                 await self._server.close()
-                status, self._server = self._server.process.returncode, None
-                log.warning("the sandbox's fork server ended (status %s); starting another", status)
-            if self._deaths >= DEATHS_IN_A_ROW:
-                raise SandboxUnavailable(
-                    "server",
-                    f"the sandbox's fork server died {self._deaths} times without one answer; free memory and process "
-                    "slots on this machine, or look at its error on stderr above, then start the worker again",
-                )
-            self._server = await ForkServer.start(self.limits, self.allow_unconfined)
-            return self._server
+                log.warning("the sandbox's fork server ended (%d); starting another", self._server.process.returncode)
+                self._server = None
+            while self._deaths < DEATHS_IN_A_ROW:
+                try:
+                    self._server = await ForkServer.start(self.limits, self.allow_unconfined)
+                    return self._server
+                except (ServerDied, TimeoutError):
+                    self._deaths += 1
+            raise self._keeps_dying(self._deaths)
+
+    @staticmethod
+    def _keeps_dying(times: int) -> SandboxUnavailable:
+        return SandboxUnavailable(
+            "SERVER",
+            f"the sandbox's fork server died {times} times without an answer; free memory and process slots on this "
+            "machine, look at its error on stderr above, then start the worker again",
+        )
 
 
 def environment() -> dict[str, str]:
