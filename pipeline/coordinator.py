@@ -1,19 +1,16 @@
 """The ledger's client: Reserve, Occupy, Consume and what belongs to them, from any process and any thread.
 
-    prompts ── reserve ──▶ RESERVED ── occupy ──▶ OCCUPIED in buffer b ── consume ──▶ CONSUMED ── publish ──▶ version + P
-                 ▲              │ release, reap          └ events: every transition rings the bell (pipeline/events.py)
-                 └──────────────┘
+    prompts ── reserve ──▶ RESERVED ── occupy ──▶ OCCUPIED in a buffer ── consume ──▶ CONSUMED ─ publish ─▶ version + P
+       ▲                      │
+       └── release, reap ─────┘             every transition rings the bell: pipeline/events.py
 
 Every call is one Lua transition (pipeline/lua/): atomic, refused before its first write, and safe to repeat. The client
 keeps nothing but the newest (joined, version, head) it saw, to notice a Redis that lost writes, and the ids of streams.
-The rules are drawn in DESIGN.md.
 """
 
 import hashlib
 import json
 import random
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -37,8 +34,8 @@ from pipeline.ledger_types import (
     Surplus,
 )
 from pipeline.ledger_view import LedgerView
-from pipeline.scripts import Scripts
 from pipeline.trajectory import Trajectory
+from pipeline.transitions import Transitions, text
 
 __all__ = [
     "Batch",
@@ -55,7 +52,6 @@ __all__ = [
 
 RELEASE_REASONS = ("failed", "retry", "cancelled", "lost")
 PROMPTS_A_CALL = 500
-ORDER_ATTEMPTS = 100  # each means that another client wrote to the same worker's stream in between
 
 
 class Coordinator(LedgerView):
@@ -65,10 +61,7 @@ class Coordinator(LedgerView):
         self, client: redis.Redis, run: str, seed: int | None = None, clock: Callable[[], int] | int | None = None
     ):
         super().__init__(client, run)
-        self._clock, self._random, self._scripts = clock, random.Random(seed), Scripts(client)
-        self._lock = threading.Lock()
-        self._seen = (0, 0, 0)  # joined, version, head
-        self._streams: dict[str, _Stream] = {}
+        self._random, self._ledger = random.Random(seed), Transitions(client, run, clock)
         self._owners: dict[str, str] = {}  # entries reserved through this client -> worker
         self._limit: int | None = None
 
@@ -83,8 +76,8 @@ class Coordinator(LedgerView):
         digest = digest or hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:16]
         coordinator = cls(client, run, **options)
         pairs = [item for pair in stored.items() for item in pair]
-        code = coordinator._scripts.run("create", keys.fixed(run), [*coordinator._prologue(), digest, *pairs])[0]
-        if code == b"OTHER_SETTINGS":
+        code = coordinator._ledger.run("create", digest, *pairs)[0]
+        if code == "OTHER_SETTINGS":
             found = coordinator.fields()
             differing = [f"{k}: {found.get(k)} → {v}" for k, v in stored.items() if found.get(k) != str(v)]
             raise errors.OtherSettings(
@@ -108,7 +101,7 @@ class Coordinator(LedgerView):
         added = 0
         for start in range(0, len(flat), PROMPTS_A_CALL):
             args = [item for row in flat[start : start + PROMPTS_A_CALL] for item in row]
-            added += self._run("add_prompts", *args)[1][0]
+            added += self._ledger.run("add_prompts", *args)[1][0]
         return added
 
     # -- workers ------------------------------------------------------------------------------------------------------
@@ -118,7 +111,7 @@ class Coordinator(LedgerView):
         entry = entry or uuid.uuid4().hex
         try:
             args = (entry, worker, engine, self._exponential())
-            code, answer = self._run("reserve", *args, extra=[keys.entry(self.run, entry)])
+            code, answer = self._ledger.run("reserve", *args, extra=(keys.entry(self.run, entry),))
         except OutOfMemoryError:
             return Refused("MEMORY")
         if code != "OK":
@@ -126,12 +119,12 @@ class Coordinator(LedgerView):
         self._owners[entry] = worker
         prompt, payload, version, deadline, event, value, attempt = answer
         return Reservation(
-            entry, _text(prompt), payload, int(version), int(deadline), int(event), float(value), int(attempt)
+            entry, text(prompt), payload, int(version), int(deadline), int(event), float(value), int(attempt)
         )
 
     def occupy(self, entry: str, trajectories: list[Trajectory]) -> Placed | Surplus | Filtered | Refused:
         """Hand in the finished trajectories of an entry. Raises BadTrajectory; the entry stays RESERVED then."""
-        worker = self._owners.get(entry) or _text(self.client.hget(keys.entry(self.run, entry), "worker"))
+        worker = self._owners.get(entry) or text(self.client.hget(keys.entry(self.run, entry), "worker"))
         if not worker:
             return Refused("GONE")
         if len({(t.entry, t.prompt_id, t.version) for t in trajectories}) != 1 or trajectories[0].entry != entry:
@@ -143,9 +136,12 @@ class Coordinator(LedgerView):
             if error.code == "OLD":
                 return Refused("OLD")
             raise
-        code, answer = self._send(worker, entry, trajectories, payloads)
+        first = trajectories[0]
+        oldest = min((s.version for t in trajectories for s in t.segments), default=first.version)
+        outcomes = [repr(float(t.outcome)) for t in trajectories]
+        code, answer = self._ledger.occupy(worker, entry, payloads, [first.prompt_id, first.version, oldest], outcomes)
         if code == "BAD":
-            what, expected = _text(answer[0]), _text(answer[1]) if isinstance(answer[1], bytes) else answer[1]
+            what, expected = text(answer[0]), text(answer[1]) if isinstance(answer[1], bytes) else answer[1]
             raise errors.BadTrajectory(
                 what.upper(), f"entry {entry!r}: expected {what} {expected}, as Reserve answered"
             )
@@ -159,44 +155,44 @@ class Coordinator(LedgerView):
         """Give an entry back: "failed" | "retry" | "cancelled" | "lost". False: it was in flight no longer."""
         if reason not in RELEASE_REASONS:
             raise ValueError(f"expected one of {', '.join(RELEASE_REASONS)}, found {reason!r}")
-        _, answer = self._run("release", entry, reason, extra=[keys.entry(self.run, entry)])
+        _, answer = self._ledger.run("release", entry, reason, extra=(keys.entry(self.run, entry),))
         self._owners.pop(entry, None)
         return bool(answer[0])
 
     def renew(self, worker: str, entries: Iterable[str]) -> Commands:
         """Prolong the worker's lease and compare its entries with the ledger's."""
-        _, (drain, *cancelled) = self._run("renew", worker, *entries)
-        return Commands(cancelled=tuple(map(_text, cancelled)), truncate=(), drain=bool(drain))
+        _, (drain, *cancelled) = self._ledger.run("renew", worker, *entries)
+        return Commands(cancelled=tuple(map(text, cancelled)), truncate=(), drain=bool(drain))
 
     # -- the trainer --------------------------------------------------------------------------------------------------
 
     def join(self, trainer: str, checkpoint: int, recent: Iterable[str] = ()) -> Joined:
-        """Become the only trainer, at this checkpoint. recent: entries of the caller's last max_staleness + 2 batches."""
-        code, answer = self._run("join", trainer, checkpoint, *recent)
+        """Become the only trainer, at this checkpoint. recent: entries of its last max_staleness + 2 batches."""
+        code, answer = self._ledger.run("join", trainer, checkpoint, *recent)
         if code == "MISSING":
             raise errors.MissingBatch(
                 f"batches below {answer[0]} are gone, found checkpoint {checkpoint}: resume from a newer one"
             )
-        _, version, head = self._seen
+        _, version, head = self._ledger.seen
         return Joined(version, head, *answer)
 
     def consume(self, trainer: str, version: int) -> Batch | None:
         """The batch of update `version`, always in the same order; None: not READY yet (wait for events)."""
-        code, answer = self._run("consume", trainer, version)
+        code, answer = self._ledger.run("consume", trainer, version)
         if code == "NOT_READY":
             return None
         if code == "MISSING":
             raise errors.MissingBatch(f"batch {version} is gone, the oldest kept is {answer[0]}")
         if code != "OK":
-            todo = "publish first" if code == "PUBLISH_FIRST" else f"consume {self._seen[2]} first"
+            todo = "publish first" if code == "PUBLISH_FIRST" else f"consume {self._ledger.seen[2]} first"
             raise errors.OutOfSequence(
-                code, f"batch {version} cannot be consumed at (version, head) {self._seen[1:]}: {todo}"
+                code, f"batch {version} cannot be consumed at (version, head) {self._ledger.seen[1:]}: {todo}"
             )
         return Batch(version, _refs(answer[0]))
 
     def peek(self, version: int) -> tuple[Ref, ...] | None:
         """The refs of a READY buffer; None: not READY. Changes nothing."""
-        code, answer = self._run("peek", version)
+        code, answer = self._ledger.run("peek", version)
         return _refs(answer[0]) if code == "OK" else None
 
     def fetch(self, refs: Iterable[Ref]) -> list[Trajectory]:
@@ -213,32 +209,32 @@ class Coordinator(LedgerView):
 
     def publish(self, trainer: str, version: int, path: str, digest: str, last: bool = False) -> Published | Replayed:
         """The weights of `version` are out. last: the run's last update, which need not fill publish_every."""
-        code, answer = self._run("publish", trainer, version, path, digest, int(last))
+        code, answer = self._ledger.run("publish", trainer, version, path, digest, int(last))
         if code == "EARLY":
             raise errors.OutOfSequence(
-                code, f"version {version} cannot be published at (version, head) {self._seen[1:]}: consume first"
+                code, f"version {version} cannot be published at (version, head) {self._ledger.seen[1:]}: consume first"
             )
         return Published(answer[0]) if code == "PUBLISHED" else Replayed()
 
     def checkpoint(self, trainer: str, version: int) -> int:
         """Updates < version are durable. Returns the oldest batch that is kept."""
-        code, answer = self._run("checkpoint", trainer, version)
+        code, answer = self._ledger.run("checkpoint", trainer, version)
         if code == "AHEAD":
-            raise errors.OutOfSequence(code, f"checkpoint {version} is ahead of the next batch, {self._seen[2]}")
+            raise errors.OutOfSequence(code, f"checkpoint {version} is ahead of the next batch, {self._ledger.seen[2]}")
         return answer[0]
 
     # -- the coordinator process --------------------------------------------------------------------------------------
 
     def register_engine(self, engine: str, version: int, url: str | None = None) -> None:
         """The engine serves `version`, verified: route to it."""
-        self._run("engine", engine, "ready", version, url or "", "")
+        self._ledger.run("engine", engine, "ready", version, url or "", "")
 
     def mark_engine(self, engine: str, state: str, reason: str = "", url: str | None = None) -> None:
         """Any state but "ready" ("starting", "loading", "failed") keeps new entries away from the engine."""
-        self._run("engine", engine, state, "", url or "", reason)
+        self._ledger.run("engine", engine, state, "", url or "", reason)
 
     def remove_engine(self, engine: str) -> None:
-        self._run("engine", engine, "removed", "", "", "")
+        self._ledger.run("engine", engine, "removed", "", "", "")
 
     def reap(self) -> list[str]:
         """Release what dead workers held and what took too long. Returns those entries."""
@@ -246,21 +242,21 @@ class Coordinator(LedgerView):
             run_id = self.client.info("server").get("run_id", "")
         except ResponseError:  # not every server tells
             run_id = ""
-        return [_text(entry) for entry in self._run("reap", run_id)[1]]
+        return [text(entry) for entry in self._ledger.run("reap", run_id)[1]]
 
     def pause(self, reason: str = "paused by hand") -> None:
-        self._run("gate", "pause", reason)
+        self._ledger.run("gate", "pause", reason)
 
     def resume(self) -> None:
         """Reopen after pause, and after stop."""
-        self._run("gate", "resume", "")
+        self._ledger.run("gate", "resume", "")
 
     def stop(self, reason: str) -> None:
-        self._run("gate", "stop", reason)
+        self._ledger.run("gate", "stop", reason)
 
     def drain(self, worker: str) -> None:
         """The worker gets no more entries, and learns it at its next renewal."""
-        self._run("gate", "drain", worker)
+        self._ledger.run("gate", "drain", worker)
 
     def wait(self, last_id: str, timeout_s: float) -> list[events.Event]:
         """Events after last_id, as soon as there are any; [] after timeout_s."""
@@ -270,62 +266,7 @@ class Coordinator(LedgerView):
         """Id to wait from: read it, look at the ledger, then wait; nothing is missed in between."""
         return events.last_id(self.client, self.run)
 
-    # -- one transition -----------------------------------------------------------------------------------------------
-
-    def _prologue(self) -> list:
-        clock = self._clock() if callable(self._clock) else self._clock
-        return ["" if clock is None else int(clock), *self._seen]
-
-    def _run(self, name: str, *args: Any, extra: list[str] | None = None) -> tuple[str, list]:
-        reply = self._scripts.run(name, keys.fixed(self.run) + (extra or []), [*self._prologue(), *args])
-        return self._read(reply)
-
-    def _read(self, reply: list) -> tuple[str, list]:
-        code, joined, version, head, *answer = reply
-        code = _text(code)
-        if code == "UNKNOWN_RUN":
-            raise errors.UnknownRun(f"run {self.run!r} is not in this Redis: create it first, or check redis.url")
-        if code == "ROLLED_BACK":
-            raise errors.RolledBack(
-                f"the ledger is at (version, head) {version, head}, this process saw {self._seen[1:]}: Redis lost writes; "
-                "the trainer must join again"
-            )
-        if code == "FENCED":
-            raise errors.Fenced(f"trainer {_text(answer[0])!r} has joined since: this one must end")
-        with self._lock:
-            seen = self._seen
-            if joined > seen[0]:
-                self._seen = (joined, version, head)
-            elif joined == seen[0]:
-                self._seen = (joined, max(version, seen[1]), max(head, seen[2]))
-        return code, answer
-
-    def _send(self, worker: str, entry: str, trajectories: list[Trajectory], payloads: list[bytes]) -> tuple[str, list]:
-        """MULTI [XADD ...; occupy]; fresh ids after ORDER."""
-        first = trajectories[0]
-        oldest = min((s.version for t in trajectories for s in t.segments), default=first.version)
-        stream = keys.trajectories(self.run, worker)
-        with self._lock:
-            ids = self._streams.setdefault(worker, _Stream())
-        with ids.lock:
-            for _ in range(ORDER_ATTEMPTS):
-                fresh = ids.take(len(payloads))
-                adds = [("XADD", stream, i, "payload", p, "entry", entry) for i, p in zip(fresh, payloads, strict=True)]
-                head = [entry, worker, first.prompt_id, first.version, oldest, " ".join(fresh)]
-                answers, reply = self._scripts.run_after(
-                    adds,
-                    "occupy",
-                    [*keys.fixed(self.run), keys.entry(self.run, entry), stream],
-                    [*self._prologue(), *head, *(repr(float(t.outcome)) for t in trajectories)],
-                )
-                for answer in answers:
-                    if isinstance(answer, Exception) and "equal or smaller" not in str(answer):
-                        raise answer
-                code, answer = self._read(reply)
-                if code != "ORDER":
-                    return code, answer
-                ids.newest = max(ids.newest, int(_text(answer[0]).partition("-")[0]))
-        raise errors.LedgerError(f"the stream of worker {worker!r} is written by another process: names must be unique")
+    # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _max_trajectory_bytes(self) -> int:
         if self._limit is None:
@@ -333,28 +274,13 @@ class Coordinator(LedgerView):
         return self._limit
 
     def _exponential(self) -> str:
+        """Exp(1), from the seeded generator; decides where a prompt re-enters the race."""
         return repr(self._random.expovariate(1.0))
 
 
-class _Stream:
-    """Ids of one worker incarnation's stream: ms-0, ever growing; taken and sent under one lock."""
-
-    def __init__(self):
-        self.lock, self.newest = threading.Lock(), 0
-
-    def take(self, count: int) -> list[str]:
-        first = max(self.newest + 1, int(time.time() * 1000))
-        self.newest = first + count - 1
-        return [f"{n}-0" for n in range(first, first + count)]
-
-
 def _refs(flat: list) -> tuple[Ref, ...]:
-    triples = zip(*[iter(map(_text, flat))] * 3, strict=True)
+    triples = zip(*[iter(map(text, flat))] * 3, strict=True)
     return tuple(Ref(entry, m, stream, i) for entry, stream, ids in triples for m, i in enumerate(ids.split()))
-
-
-def _text(value: bytes | None) -> str:
-    return value.decode() if value else ""
 
 
 def _below_maxmemory(client: redis.Redis, budget: int) -> None:

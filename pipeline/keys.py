@@ -8,7 +8,7 @@ hr:{run}:reserved                   zset    entry -> deadline · 2^32 + reservat
 hr:{run}:prompts                    zset    idle prompts, the race          :quarantined  zset  prompt -> ms
 hr:{run}:prompt:<id>                hash    alpha beta event visits value payload
 hr:{run}:engines                    zset    engine -> version               :engine:<name>  hash
-hr:{run}:workers                    zset    incarnation -> ms its lease ends :worker:<incarnation>  hash, …:entries  zset
+hr:{run}:workers                    zset    incarnation -> ms of lease's end :worker:<incarnation>, …:entries
 hr:{run}:trajectories:<incarnation> stream  payload, one entry per trajectory
 hr:{run}:versions                   hash    version -> {path, digest, event, ms} as JSON
 hr:{run}:trainers                   hash    incarnation -> ms it joined
@@ -114,6 +114,11 @@ def process(name: str, process_name: str) -> str:
 def processes(name: str) -> str:
     """Zset process -> ms of its last refresh: the index of the processes."""
     return f"{run(name)}:processes"
+
+
+def launcher(name: str) -> str:
+    """Hash: workers, the names of those that the local `headrace up` shall keep running."""
+    return f"{run(name)}:launcher"
 
 
 def evaluation(name: str, version: int) -> str:

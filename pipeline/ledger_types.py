@@ -1,6 +1,6 @@
 """What goes into the ledger's calls and what comes out of them.
 
-An expected outcome is a value: `Refused("FULL")` is back-pressure, not an error. Versions are numbers of optimizer updates.
+An expected outcome is a value: `Refused("FULL")` is back-pressure, not an error. Versions count optimizer updates.
 """
 
 import math
@@ -55,8 +55,8 @@ class Settings:
             return "max_staleness and byte_budget: expected at least 0"
         if self.publish_every - 1 > self.max_staleness:
             return (
-                f"max_staleness {self.max_staleness} < publish_every - 1 = {self.publish_every - 1}: the run could never "
-                "move; raise max_staleness or publish more often"
+                f"max_staleness {self.max_staleness} < publish_every - 1 = {self.publish_every - 1}: "
+                "the run could never move; raise max_staleness or publish more often"
             )
         if self.buffer_capacity < self.batch_size:
             return f"buffer_capacity {self.buffer_capacity} < batch_size {self.batch_size}: raise it"

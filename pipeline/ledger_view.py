@@ -111,6 +111,7 @@ class LedgerView:
         status |= {"placed": 0, "surplus": 0, "consumed": 0} | counts | split
         status |= {"prompts": {"idle": idle, "in flight": reserved, "quarantined": quarantined}, "reserved": reserved}
         status |= {name: run[name] for name in ("trainer", "paused", "stopped", "digest")}
+        status["memory_full"] = _memory_full(run, reserved)
         status |= {"engines": [asdict(e) for e in self.engines()], "workers": self.workers()}
         return status | {"waiting": self._waiting(status, run, oldest)}
 
@@ -126,8 +127,12 @@ class LedgerView:
         text = f"buffer {head}: {buffer.occupied} of {buffer.target} finished, {status['reserved']} in flight"
         if status["paused"]:
             text += f", paused: {status['paused']}"
+        if status["memory_full"]:
+            return f"{text}; byte_budget is used up until the trainer's next checkpoint"
         if oldest:
-            return f"{text}; most urgent: entry of prompt {oldest['prompt']} at worker {oldest['worker']}, due {oldest['deadline']}"
+            return (
+                f"{text}; most urgent: prompt {oldest['prompt']} at worker {oldest['worker']}, due {oldest['deadline']}"
+            )
         if not any(e["state"] == "ready" for e in status["engines"]):
             return f"{text}; no engine is ready"
         return f"{text}; no worker has reserved"
@@ -145,6 +150,12 @@ def _buffer(number: int, fields: dict[str, str], run: dict[str, str]) -> BufferV
         target=int(run["batch_size"]),
         min_version=int(fields["min_version"]) if fields.get("min_version") else None,
     )
+
+
+def _memory_full(run: dict[str, str], reserved: int) -> bool:
+    """Would Reserve answer MEMORY?"""
+    trajectories = int(run["stored"]) + (reserved + 1) * int(run["group_launch"])
+    return 0 < int(run["byte_budget"]) < trajectories * int(run["max_trajectory_bytes"])
 
 
 def _strings(found: dict[bytes, bytes]) -> dict[str, str]:

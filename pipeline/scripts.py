@@ -4,7 +4,7 @@
                          -- include: _run _check _prompts        lua/_run.lua, lua/_check.lua … are put here, in order
                          -- …header, then the transition itself
 
-EVALSHA, and on NOSCRIPT (Redis restarted, or SCRIPT FLUSH) load and send again: a transition that was never run did nothing.
+EVALSHA, and on NOSCRIPT (Redis restarted, or SCRIPT FLUSH) load and send again: what was never run did nothing.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Scripts:
 
     def run_after(self, commands: list[tuple], name: str, keys: list[str], args: list) -> tuple[list, list]:
         """MULTI [commands; the transition] in one round trip. Returns the commands' answers, errors among them, and the
-        transition's. After NOSCRIPT the whole is sent again: commands must bear repetition (XADD with an explicit id)."""
+        transition's. After NOSCRIPT all is sent again: the commands must bear repetition (XADD with an explicit id)."""
         for _ in range(2):
             with self.client.pipeline(transaction=True) as pipe:
                 for command in commands:

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- include: _run _check _trainer _prompts _buffers _entries _forget
--- Updates < version are durable. Batches stay until the second-newest checkpoint covers them.
+-- Updates < version are durable. Batches stay until the second-newest checkpoint covers them; only where head could
+-- otherwise never be filled within byte_budget, until the newest one does.
 -- KEYS  the run's fixed keys; builds buffer:<covered>, entry:<its>, worker:<its>, trajectories:<its>
 -- ARGV  [5] trainer, version
 -- returns OK, oldest kept batch | AHEAD | FENCED, trainer
@@ -11,5 +12,16 @@ if version > run.checkpoint then
   run.oldest = math.max(run.oldest, run.checkpoint)
   redis.call('HSET', RUN, 'checkpoint', version, 'oldest', run.oldest)
   record('checkpoint', 'version', version, 'oldest', run.oldest)
+end
+
+local missing = run.batch_size - (tonumber(redis.call('HGET', buffer_key(run.head), 'occupied')) or 0)
+local stored = tonumber(redis.call('HGET', RUN, 'stored'))
+local need = (stored + missing * run.group_launch) * run.max_trajectory_bytes
+if missing > redis.call('ZCARD', RESERVED) and run.byte_budget > 0 and need > run.byte_budget
+  and run.oldest < run.checkpoint then
+  forget_buffers(run.oldest, run.checkpoint - 1)
+  run.oldest = run.checkpoint
+  redis.call('HSET', RUN, 'oldest', run.oldest)
+  record('memory', 'oldest', run.oldest)
 end
 return reply('OK', run.oldest)
