@@ -3,7 +3,7 @@
     weights/12-3f9a/   config.json  model.safetensors  tokenizer.json …
                        manifest.json  version, dtype, sha256 of every file, 32 probe tokens and their log-probs, digest
 
-The digest covers all of the manifest. An engine is given the label `run:version:digest16` with the weights and echoes it
+The digest covers the whole manifest. An engine is given the label `run:version:digest16` with the weights and echoes it
 on every reply; since it would echo anything, the probe's log-probs show that it really computes with these weights.
 """
 
@@ -71,7 +71,7 @@ class Manifest:
 def write_manifest(
     folder: Path, version: int, probe_tokens: Sequence[int], probe_logprobs: Sequence[float], dtype: str
 ) -> Manifest:
-    """Describe the files that lie in `folder` now, after forcing them to the disk; the manifest appears last, at once."""
+    """Describe the files that lie in `folder` now, after forcing them to the disk; the manifest comes last, at once."""
     if len(probe_logprobs) != len(probe_tokens) - 1:
         raise BadWeights(
             f"probe: expected one log-prob for each of the {len(probe_tokens)} tokens but the first, "

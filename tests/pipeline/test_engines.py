@@ -1,0 +1,261 @@
+"""Engines: what matters runs on the real SGLang server; a scripted server only plays the faults it never has."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from pipeline.engines import Engine, EngineFailed
+from pipeline.weights import BadWeights, read_manifest, write_manifest
+
+PUBLISH = """
+import sys, torch
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+from pipeline.config import TinyModel
+from pipeline.weights import write_manifest
+from tests.fixtures_sglang import QUESTIONS
+from trainer.tiny import make
+for version in (1, 2):
+    folder = Path(sys.argv[1]) / "weights" / f"{version}-a"
+    make(folder, TinyModel(), QUESTIONS, seed=version, context=1024)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.randint(0, 300, (1, 32), generator=torch.Generator().manual_seed(version))
+    logprobs = model(tokens).logits[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
+    write_manifest(folder, version, tokens[0].tolist(), logprobs.tolist(), "float32")
+"""
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory):
+    """A run's folder with weights/1-a and weights/2-a: two models of one shape, published as the trainer does."""
+    folder = tmp_path_factory.mktemp("published")
+    subprocess.run([sys.executable, "-c", PUBLISH, folder], check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture
+def engine(sglang):
+    """The real server; it serves its own model again afterwards."""
+    engine = Engine(sglang.url)
+    yield engine
+    httpx.post(
+        f"{sglang.url}/update_weights_from_disk",
+        json={"model_path": str(sglang.model_path), "weight_version": "base", "flush_cache": True},
+        timeout=60,
+    ).raise_for_status()
+    engine.close()
+
+
+@pytest.mark.sglang
+def test_an_engine_serves_what_was_published_and_proves_it(engine, published):
+    engine.check_health()
+    for version in (1, 2):
+        manifest = engine.bring(published / f"weights/{version}-a", "demo", timeout_s=60)
+        assert manifest.version == version and engine.label() == str(manifest.label("demo"))
+
+
+@pytest.mark.sglang
+def test_other_weights_under_the_right_label_are_caught_and_replaced(engine, published):
+    one, two = published / "weights/1-a", published / "weights/2-a"
+    manifest = read_manifest(one)
+    engine.load(two, manifest.label("demo"), timeout_s=60)
+    with pytest.raises(EngineFailed, match="computes with other weights") as caught:
+        engine.verify(manifest, "demo")
+    assert caught.value.code == "PROBE"
+    engine.bring(one, "demo", timeout_s=60)
+    engine.verify(manifest, "demo")
+
+
+@pytest.mark.sglang
+def test_the_right_weights_under_another_label_are_caught(engine, published):
+    manifest = read_manifest(published / "weights/1-a")
+    engine.load(published / "weights/1-a", manifest.label("other"), timeout_s=60)
+    with pytest.raises(EngineFailed, match=r"serves 'other:1:.*expected 'demo:1:") as caught:
+        engine.verify(manifest, "demo")
+    assert caught.value.code == "LABEL"
+
+
+@pytest.mark.sglang
+def test_a_folder_that_cannot_be_loaded_leaves_the_old_weights_and_says_why(engine, published, tmp_path):
+    manifest = engine.bring(published / "weights/1-a", "demo", timeout_s=60)
+    empty = write_manifest(tmp_path, 3, range(32), [-1.0] * 31, "float32")
+    with pytest.raises(EngineFailed, match="update_weights_from_disk answered 400") as caught:
+        engine.load(tmp_path, empty.label("demo"), timeout_s=60)
+    assert caught.value.code == "REFUSED"
+    engine.verify(manifest, "demo")
+
+
+@pytest.mark.sglang
+def test_new_weights_wait_for_running_requests(engine, published):
+    engine.bring(published / "weights/1-a", "demo", timeout_s=60)
+    replies = []
+
+    def generate():
+        request = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 256, "ignore_eos": True}}
+        replies.append(httpx.post(f"{engine.url}/generate", json=request, timeout=60).json()["meta_info"])
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    time.sleep(0.1)
+    new = engine.bring(published / "weights/2-a", "demo", timeout_s=60)
+    thread.join()
+    assert [span["version"].split(":")[1] for span in replies[0]["weight_versions"]] == ["1"]
+    assert engine.label() == str(new.label("demo"))
+
+
+def test_weights_without_a_manifest_are_never_loaded(scripted, tmp_path):
+    engine, calls = scripted({})
+    with pytest.raises(BadWeights):
+        engine.bring(tmp_path, "demo", timeout_s=1)
+    assert calls == []
+
+
+@pytest.fixture
+def scripted():
+    """scripted({path: (status, body) | seconds of silence}) -> Engine of a server that answers so, its calls."""
+    servers = []
+
+    def start(answers):
+        calls, over = [], threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                size = int(self.headers.get("content-length") or 0)
+                calls.append((self.path, json.loads(self.rfile.read(size) or "{}")))
+                answer = answers[self.path]
+                if isinstance(answer, int | float):
+                    over.wait(answer)
+                    return
+                status, body = answer
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET
+
+            def log_message(self, *arguments):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        engine = Engine(f"http://127.0.0.1:{server.server_port}")
+        servers.append((server, thread, over, engine))
+        return engine, calls
+
+    yield start
+    for server, thread, over, engine in servers:
+        engine.close()
+        over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Weights of version 7 with a probe whose every log-prob is -1."""
+    (tmp_path / "config.json").write_text("{}")
+    write_manifest(tmp_path, 7, range(32), [-1.0] * 31, "float32")
+    return tmp_path
+
+
+def reply(label, logprob):
+    rows = [[None, 0, None], *([logprob, token, None] for token in range(1, 32))]
+    return {
+        "meta_info": {"weight_version": str(label), "finish_reason": {"type": "length"}, "input_token_logprobs": rows}
+    }
+
+
+def test_an_engine_that_says_yes_without_loading_is_caught(scripted, folder):
+    label = read_manifest(folder).label("demo")
+    answers = {
+        "/model_info": (200, {"weight_version": "demo:6:0123456789abcdef"}),
+        "/update_weights_from_disk": (200, {"success": True, "message": "Succeeded"}),
+        "/generate": (200, reply("demo:6:0123456789abcdef", -1.0)),
+    }
+    engine, calls = scripted(answers)
+    with pytest.raises(EngineFailed) as caught:
+        engine.bring(folder, "demo", timeout_s=1)
+    assert caught.value.code == "LABEL"
+    assert calls[1] == (
+        "/update_weights_from_disk",
+        {"model_path": str(folder), "weight_version": str(label), "flush_cache": True},
+    )
+    answers["/generate"] = (200, reply(label, -1.5))  # now it takes the label, and still not the weights
+    with pytest.raises(EngineFailed) as caught:
+        engine.bring(folder, "demo", timeout_s=1)
+    assert caught.value.code == "PROBE"
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("REFUSED", (500, {"error": "boom"})),
+        ("REFUSED", (400, {"success": False, "message": "no such folder"})),
+        ("REFUSED", (200, {"success": False, "message": "no such folder"})),
+        ("REPLY", (200, b"<html>")),
+        ("REPLY", (200, [])),
+        ("UNREACHABLE", 5),
+    ],
+)
+def test_a_load_that_fails_is_one_error_with_a_code(scripted, folder, code, answer):
+    engine, _ = scripted({"/update_weights_from_disk": answer})
+    with pytest.raises(EngineFailed) as caught:
+        engine.load(folder, read_manifest(folder).label("demo"), timeout_s=0.2)
+    assert caught.value.code == code and engine.url in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"meta_info": {}},
+        {"meta_info": reply("LABEL", -1.0)["meta_info"] | {"input_token_logprobs": None}},
+        {"meta_info": reply("LABEL", -1.0)["meta_info"] | {"input_token_logprobs": [[None, 0, None]]}},
+        {"meta_info": reply("LABEL", None)["meta_info"]},
+    ],
+)
+def test_a_probe_that_is_not_answered_fully_proves_nothing(scripted, folder, body):
+    manifest = read_manifest(folder)
+    text = json.dumps(body).replace("LABEL", str(manifest.label("demo")))
+    engine, _ = scripted({"/generate": (200, text.encode())})
+    with pytest.raises(EngineFailed) as caught:
+        engine.verify(manifest, "demo")
+    assert caught.value.code == "REPLY"
+
+
+def test_a_probe_of_nan_proves_nothing(scripted, folder):
+    manifest = read_manifest(folder)
+    engine, _ = scripted({"/generate": (200, reply(manifest.label("demo"), float("nan")))})
+    with pytest.raises(EngineFailed) as caught:
+        engine.verify(manifest, "demo")
+    assert caught.value.code == "PROBE"
+
+
+def test_differences_of_rounding_are_accepted(scripted, folder):
+    manifest = read_manifest(folder)
+    engine, _ = scripted({"/generate": (200, reply(manifest.label("demo"), -1.0005))})
+    engine.verify(manifest, "demo")
+    with pytest.raises(EngineFailed):
+        engine.verify(manifest, "demo", tolerance=1e-4)
+
+
+def test_a_server_that_is_silent_or_gone_is_unreachable_within_the_time_limit(scripted):
+    engine, _ = scripted({"/generate": 30})
+    begun = time.monotonic()
+    with pytest.raises(EngineFailed, match=r"no answer within 0\.2 s"):
+        engine.check_health(timeout_s=0.2)
+    gone = Engine("http://127.0.0.1:1")
+    with pytest.raises(EngineFailed) as caught:
+        gone.label()
+    gone.close()
+    assert caught.value.code == "UNREACHABLE" and time.monotonic() - begun < 5
