@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipeline.config import Config, Engines, Trainer
 
+WIDEST = 8  # policy events between two visits of a prompt
+
 
 def impossible(config: "Config") -> Iterator[str]:
     """Settings that are each fine and together are not, one sentence with the way out for each."""
@@ -24,7 +26,7 @@ def impossible(config: "Config") -> Iterator[str]:
     needed = capacity * launch * buffers.max_trajectory_bytes
     if buffers.byte_budget < needed:
         yield (
-            f"buffers.byte_budget = {buffers.byte_budget} cannot hold a buffer of {capacity} × {launch} trajectories of "
+            f"buffers.byte_budget = {buffers.byte_budget} cannot hold {capacity} × {launch} trajectories of "
             f"max_trajectory_bytes = {buffers.max_trajectory_bytes}; give it at least {needed}"
         )
     if config.model.path is None and config.model.tiny is None:
@@ -51,6 +53,17 @@ def impossible(config: "Config") -> Iterator[str]:
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
     yield from _impossible_gpus(engines, trainer)
+
+
+def unwise(config: "Config") -> Iterator[str]:
+    """Settings that work, and that nobody wants."""
+    event = config.buffers.batch_size * config.publish.every
+    if config.advantage.sampler == "uncertainty" and config.data.size > WIDEST * event:
+        yield (
+            f"data.size = {config.data.size}: a prompt is visited every {config.data.size / event:.0f} policy events, "
+            f"when its evidence has faded to {config.advantage.rho ** (config.data.size / event):.1g}; at most "
+            f"{WIDEST * event} problems keep values useful (a file with fewer lines is fine)"
+        )
 
 
 def _impossible_gpus(engines: "Engines", trainer: "Trainer") -> Iterator[str]:

@@ -4,8 +4,8 @@
 
 A launcher that is SIGKILLed can stop nothing any more; then the kernel does it (prctl PR_SET_PDEATHSIG). The setting
 survives exec but is not inherited by fork, so torchrun starts its ranks through this file too (see programs.py), and
-SGLang's scheduler sets it by itself. It is a program of its own because code between fork and exec is unsafe in a process
-with threads; it imports nothing of ours and costs about 25 ms.
+SGLang's scheduler sets it by itself. It is a program of its own because code between fork and exec is unsafe in a
+process with threads; it imports nothing of ours and costs about 25 ms.
 
 The kernel watches the *thread* that forked: start processes from the main thread only.
 """

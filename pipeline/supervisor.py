@@ -50,6 +50,7 @@ class Process:
     popen: subprocess.Popen
     started: float  # time.monotonic()
     failures: int = 0  # in a row
+    deadline: float | None = None  # of a drain: when it is killed
 
     @property
     def running(self) -> bool:
@@ -79,13 +80,13 @@ class Exit:
     def name(self) -> str:
         return self.process.program.name
 
+    @property
+    def summary(self) -> str:
+        code = self.returncode
+        return f"{self.name} {f'exited with {code}' if code >= 0 else f'was killed by {_signal_name(-code)}'}"
+
     def __str__(self) -> str:
-        how = (
-            f"exited with {self.returncode}"
-            if self.returncode >= 0
-            else f"was killed by {_signal_name(-self.returncode)}"
-        )
-        return f"{self.name} {how}{log_end(self.process.program.log)}"
+        return self.summary + log_end(self.process.program.log)
 
 
 @dataclass
@@ -110,8 +111,16 @@ class Supervisor:
         process = self.processes[program.name] = Process(program, popen, time.monotonic(), failures)
         return process
 
+    @property
+    def names(self) -> set[str]:
+        """Of all that runs, or will run again in a moment."""
+        return self.processes.keys() | self._planned.keys()
+
     def check(self) -> list[Exit]:
         """Processes that have ended since the last call; whatever they left in their groups is killed."""
+        for process in self.processes.values():
+            if process.deadline is not None and time.monotonic() > process.deadline:
+                process.kill_group()
         ended = [process for process in self.processes.values() if not process.running]
         for process in ended:
             process.kill_group()
@@ -139,20 +148,37 @@ class Supervisor:
                 del self._planned[name]
                 self.start(process.program, process.failures)
 
-    def stop(self, names: Iterable[str] | None = None) -> None:
-        """SIGTERM to each of `names` (None: all), then SIGKILL to the groups of those that outlive their grace."""
-        names = set(self.processes) | set(self._planned) if names is None else set(names)
-        for name in names & set(self._planned):
+    def drain(self, name: str) -> None:
+        """SIGTERM now, SIGKILL by check() after its grace; does not wait. The second call changes nothing."""
+        self._planned.pop(name, None)
+        process = self.processes.get(name)
+        if process is not None and process.deadline is None:
+            process.terminate()
+            process.deadline = time.monotonic() + process.program.grace_s
+
+    def stop(self, names: Iterable[str] | None = None, grace_s: float | None = None) -> None:
+        """SIGTERM to each of `names` (None: all), then SIGKILL to the groups of those that outlive their grace.
+
+        `grace_s` shortens the programs' own grace.
+        """
+        names = self.names if names is None else set(names)
+        for name in names & self._planned.keys():
             del self._planned[name]
-        chosen = [self.processes[name] for name in names & set(self.processes)]
+        chosen = [self.processes[name] for name in names & self.processes.keys()]
         for process in chosen:
             process.terminate()
         begun = time.monotonic()
-        while not self.hurry and any(p.running and time.monotonic() - begun < p.program.grace_s for p in chosen):
+        while not self.hurry and any(
+            p.running and time.monotonic() - begun < _least(p.program.grace_s, grace_s) for p in chosen
+        ):
             time.sleep(POLL_S)
         for process in chosen:
             process.kill_group()
             del self.processes[process.program.name]
+
+
+def _least(own: float, given: float | None) -> float:
+    return own if given is None else min(own, given)
 
 
 def log_end(log: Path, lines: int = 15) -> str:

@@ -1,0 +1,352 @@
+"""`headrace`: one command line for everything. Each command imports what it needs, so that --help answers at once.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 stopped by Ctrl-C.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+RUN_TOML = click.Path(dir_okay=False, path_type=Path)
+redis_option = click.option(
+    "--redis", "redis_url", metavar="URL", help="Instead of REDIS_URL and the run's own server."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+run_argument = click.argument("run", required=False)
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+
+
+def main() -> None:
+    """Run the command line; turn expected errors into one message and an exit code."""
+    from pipeline.errors import ConfigError, HeadraceError
+
+    try:
+        sys.exit(cli.main(standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)  # its own message is on the terminal
+    except ConfigError as error:
+        _fail(error, 2)
+    except HeadraceError as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    click.echo(f"headrace: {error}", err=True)
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli():
+    """Asynchronous agentic RL post-training that one person can run, see and trust.
+
+    \b
+    A first run:   headrace init demo --recipe demo
+                   headrace up demo.toml
+    """
+
+
+# -- a run's settings
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--recipe", required=True, help="One of `headrace recipes`.")
+def init(name, recipe):
+    """Write NAME.toml from a recipe."""
+    from pipeline import recipe_files
+
+    path = recipe_files.write(name, recipe)
+    click.echo(f"{path} is written; change it as you like, then `headrace up {path}`")
+
+
+@cli.command()
+@json_option
+def recipes(as_json):
+    """The settings that come with headrace."""
+    from pipeline import recipe_files
+
+    _show(recipe_files.described(), as_json)
+
+
+@cli.command()
+@click.argument("run_toml", type=RUN_TOML)
+@overrides_argument
+@json_option
+def validate(run_toml, overrides, as_json):
+    """Check a run's settings; nothing is started."""
+    from pipeline.config import load
+    from pipeline.config_rules import unwise
+
+    config = load(run_toml, overrides)
+    warnings = list(unwise(config))
+    if as_json:
+        click.echo(json.dumps({"digest": config.digest, "folder": str(config.folder), "warnings": warnings}))
+        return
+    for warning in warnings:
+        click.echo(f"warning: {warning}")
+    click.echo(f"{run_toml} is valid: run {config.run.name}, digest {config.digest}, folder {config.folder}")
+
+
+# -- a run
+
+
+@cli.command()
+@click.argument("run_toml", type=RUN_TOML)
+@overrides_argument
+@redis_option
+def up(run_toml, overrides, redis_url):
+    """Train: start everything on this machine. The same command resumes a run that was stopped."""
+    from pipeline.launch import up
+
+    return up(run_toml, list(overrides), redis_url)
+
+
+@cli.command()
+@run_argument
+def down(run):
+    """Stop a run that is up, in order; it can be resumed."""
+    from pipeline import reports
+
+    click.echo(reports.down(run))
+
+
+@cli.command()
+@run_argument
+@redis_option
+@json_option
+def status(run, redis_url, as_json):
+    """Where a run is, and what each of its processes does or waits for."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url) as ledger:
+        _show(reports.status(ledger), as_json)
+
+
+@cli.command()
+@run_argument
+@redis_option
+@json_option
+def buffers(run, redis_url, as_json):
+    """The staleness buffers: state, finished, in flight."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url) as ledger:
+        _show(reports.buffers(ledger), as_json)
+
+
+@cli.command()
+@run_argument
+@redis_option
+@json_option
+@click.option("--count", default=20, show_default=True, help="How many of the newest.")
+@click.option("--follow", is_flag=True, help="Go on as they happen, until Ctrl-C.")
+def events(run, redis_url, as_json, count, follow):
+    """The transitions of the ledger, one line each."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url) as ledger:
+        for event in reports.events(ledger, count, follow):
+            click.echo(json.dumps(event) if as_json else reports.event_line(event))
+
+
+@cli.group()
+def prompts():
+    """The prompts of a run."""
+
+
+@prompts.command("list")
+@run_argument
+@redis_option
+@json_option
+@click.option("--count", default=20, show_default=True, help="How many; 0 shows all.")
+def prompts_list(run, redis_url, as_json, count):
+    """Prompts with their value and evidence, the most uncertain first."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url) as ledger:
+        _show(reports.prompts(ledger, count), as_json)
+
+
+@cli.group()
+def workers():
+    """The rollout workers of a run."""
+
+
+@workers.command("list")
+@run_argument
+@redis_option
+@json_option
+def workers_list(run, redis_url, as_json):
+    """Every worker: what it does, and how many entries it has in flight."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url) as ledger:
+        _show(reports.workers(ledger), as_json)
+
+
+@workers.command()
+@click.argument("count", type=click.IntRange(min=0))
+@run_argument
+@redis_option
+def scale(count, run, redis_url):
+    """Have COUNT workers in a run that `headrace up` runs; those too many finish what they have first."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url, up=True) as ledger:
+        click.echo(reports.scale(ledger, count))
+
+
+@workers.command()
+@click.argument("worker")
+@run_argument
+@redis_option
+def drain(worker, run, redis_url):
+    """Let one WORKER (a name of `workers list`) finish what it has and end."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url) as ledger:
+        click.echo(reports.drain(ledger, worker))
+
+
+@cli.command()
+@run_argument
+@json_option
+def plot(run, as_json):
+    """Draw a run's curves, also while it goes on."""
+    from pipeline.plot import plot
+    from pipeline.run_folder import find_run
+
+    path = plot(find_run(run).folder)
+    click.echo(json.dumps({"curves": str(path)}) if as_json else path)
+
+
+@cli.command("eval")
+@click.argument("checkpoint")
+@click.option("--run", help="The run that CHECKPOINT belongs to, by name or RUN.toml.")
+@json_option
+def evaluate(checkpoint, run, as_json):
+    """Success of CHECKPOINT, a folder of weights or a version's number, on the run's held-out problems."""
+    from pipeline.evaluate_checkpoint import evaluate
+
+    _show(evaluate(checkpoint, run), as_json)
+
+
+# -- one process each: what compose and torchrun start
+
+
+@cli.command()
+@click.argument("run_toml", type=RUN_TOML)
+@click.option("--engine", "engine_urls", multiple=True, metavar="URL", help="An SGLang server; else engines.urls.")
+@redis_option
+def coordinator(run_toml, engine_urls, redis_url):
+    """Keep the ledger and the engines: the process that loads new versions and reaps what is lost."""
+    _with_redis(redis_url)
+    from pipeline.watch import watch
+
+    return watch(run_toml, engine_urls)
+
+
+@cli.command()
+@click.argument("run_toml", type=RUN_TOML)
+@click.option("--name", default="worker-0", show_default=True)
+@redis_option
+def worker(run_toml, name, redis_url):
+    """One rollout worker."""
+    _become(redis_url, "workers", _resolved(run_toml), "--name", name)
+
+
+@cli.command()
+@click.argument("run_toml", type=RUN_TOML)
+@redis_option
+def train(run_toml, redis_url):
+    """The trainer, with torchrun when it has several ranks."""
+    from pipeline import programs
+    from pipeline.config import load
+
+    _with_redis(redis_url)
+    config = load(_resolved(run_toml))
+    variables = programs.environment(config.trainer.threads, config.trainer.gpus)
+    programs.become(programs.trainer_argv(config), variables)
+
+
+@cli.command("cold-start")
+@click.argument("run_toml", type=RUN_TOML)
+def cold_start(run_toml):
+    """Make version 0: the model made on the spot if there is none, fine-tuned on scripted traces if asked for."""
+    from pipeline import programs
+    from pipeline.config import load
+
+    path = _resolved(run_toml)
+    config = load(path)
+    if config.cold_start is not None and not (config.folder / "traces.bin").exists():
+        subprocess.run(
+            [*programs.PYTHON, "-m", "workers.traces", str(path)],
+            check=True,
+            env=programs.inherited(programs.environment()),
+        )
+    programs.become([*programs.PYTHON, "-m", "trainer.cold_start", str(path)], programs.environment())
+
+
+@cli.command()
+@click.argument("run_toml", type=RUN_TOML)
+@click.option("--engine", "engine_urls", multiple=True, metavar="URL", help="An SGLang server; else engines.urls.")
+def values(run_toml, engine_urls):
+    """Score every prompt a few times before training, for its first value."""
+    engines = [argument for url in engine_urls for argument in ("--engine", url)]
+    _become(None, "workers.evaluate", "values", _resolved(run_toml), *engines)
+
+
+@cli.command()
+@json_option
+def doctor(as_json):
+    """What this machine lacks for a run, with a fix for each finding."""
+    from pipeline.doctor import examine
+
+    findings = examine()
+    if as_json:
+        click.echo(json.dumps(findings))
+    else:
+        for finding in findings:
+            fix = f"\n      fix: {finding['fix']}" if not finding["ok"] else ""
+            click.echo(f"{'ok  ' if finding['ok'] else 'BAD '}{finding['check']}: {finding['found']}{fix}")
+    return 0 if all(finding["ok"] for finding in findings) else 1
+
+
+def _resolved(run_toml: Path) -> Path:
+    """The run.toml of the run's folder, written if this is its first process; other settings are refused."""
+    from pipeline.config import load
+    from pipeline.run_folder import open_folder
+
+    return open_folder(load(run_toml))
+
+
+def _with_redis(redis_url: str | None) -> None:
+    if redis_url:
+        os.environ["REDIS_URL"] = redis_url
+
+
+def _become(redis_url: str | None, module: str, *arguments: str | Path) -> None:
+    from pipeline import programs
+
+    _with_redis(redis_url)
+    programs.become([*programs.PYTHON, "-m", module, *map(str, arguments)], programs.environment())
+
+
+def _show(result, as_json: bool) -> None:
+    """A report: a dict, or a list of dicts with the same keys."""
+    from pipeline import reports
+
+    click.echo(json.dumps(result, default=str) if as_json else reports.table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The processes of a run while it trains: started, started again when they die, workers as many as are wanted.
+
+    headrace workers scale N ──▶ hr:{run}:launcher  workers = "worker-0 worker-1 …" ──▶ Crew.look()
+                                                    a name too many is drained, one too few is started
+
+A trainer that ended well ends the run. Exit code 2 says that trying again cannot help.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from redis import Redis
+
+from pipeline import keys, programs
+from pipeline.config import Config
+from pipeline.engine_processes import EngineProcess
+from pipeline.supervisor import Exit, ProcessFailed, Supervisor
+
+RESTARTS = {"coordinator": 5, "worker": 5, "engine": 3, "trainer": 2}  # in a row
+DRAINED = 0
+WRONG_SETTINGS = 2
+
+
+def wanted_workers(client: Redis, run: str) -> list[str]:
+    """Names of the workers that the local launcher shall keep running."""
+    return (client.hget(keys.launcher(run), "workers") or b"").decode().split()
+
+
+def want_workers(client: Redis, run: str, names: Sequence[str]) -> None:
+    client.hset(keys.launcher(run), "workers", " ".join(names))
+
+
+def scaled(names: Sequence[str], count: int) -> list[str]:
+    """`count` names: the first ones of `names`, then the smallest numbers that are free."""
+    kept = list(names[:count])
+    number = 0
+    while len(kept) < count:
+        if f"worker-{number}" not in kept:
+            kept.append(f"worker-{number}")
+        number += 1
+    return kept
+
+
+@dataclass
+class Crew:
+    config: Config
+    supervisor: Supervisor
+    client: Redis
+    redis_url: str
+    engines: Sequence[EngineProcess]
+    say: Callable[[str], None]
+    trained: bool = False
+    _drained: set[str] = field(default_factory=set)
+
+    def start(self) -> None:
+        urls = self.config.engines.urls or [engine.url for engine in self.engines]
+        self.supervisor.start(programs.coordinator(self.config, self.redis_url, urls))
+        self.supervisor.start(programs.trainer(self.config, self.redis_url))
+        want_workers(self.client, self.config.run.name, scaled([], self.config.rollout.workers))
+
+    def look(self) -> None:
+        """Notice what ended and what is wanted. Raises ProcessFailed for what cannot be started again."""
+        for exit in self.supervisor.check():
+            self._ended(exit)
+        self.supervisor.restart_due()
+        self._follow_wanted()
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Workers drain while the trainer writes its checkpoint; then the coordinator goes."""
+        working = [name for name in self.supervisor.names if role(name) in ("worker", "trainer")]
+        self.supervisor.stop(working, grace_s)
+        self.supervisor.stop(["coordinator"])
+
+    def _ended(self, exit: Exit) -> None:
+        kind = role(exit.name)
+        if kind == "trainer" and exit.returncode == 0:
+            self.trained = True
+        elif kind == "worker" and exit.returncode == DRAINED:
+            self._drained.add(exit.name)
+        elif self.trained and exit.returncode == 0:
+            return
+        elif exit.returncode == WRONG_SETTINGS:
+            raise ProcessFailed(str(exit))
+        elif (pause := self.supervisor.restart_later(exit, RESTARTS[kind])) is None:
+            raise ProcessFailed(f"{exit}\nit failed {RESTARTS[kind] + 1} times in a row")
+        else:
+            self.say(f"{exit.summary}; it starts again in {pause:g} s (log: {exit.process.program.log})")
+
+    def _follow_wanted(self) -> None:
+        wanted = set(wanted_workers(self.client, self.config.run.name))
+        running = {name for name in self.supervisor.names if role(name) == "worker"}
+        self._drained &= wanted  # a name that is wanted anew after its drain starts again
+        for name in sorted(wanted - running - self._drained):
+            self.supervisor.start(programs.worker(self.config, name, self.redis_url))
+        for name in running - wanted:
+            self.supervisor.drain(name)
+
+
+def role(name: str) -> str:
+    return name.rsplit("-", 1)[0]

@@ -1,0 +1,102 @@
+"""`headrace doctor`: does this machine have what a run needs? One line a finding, with what to do about it.
+
+The sandbox is asked itself, in a process of its own: nothing in `pipeline` imports `workers`.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline import programs
+from pipeline.engine_processes import sglang_python
+from pipeline.errors import HeadraceError
+from pipeline.redis_server import find_binary, find_url
+
+DISK_GB = 5
+MEMORY_GB = 4
+SANDBOX = """
+import asyncio
+from workers.sandbox import Limits, PythonSandbox
+async def main():
+    async with PythonSandbox(Limits()) as sandbox:
+        result = await sandbox.run("print(6 * 7)")
+        assert result.output.strip() == "42", result
+asyncio.run(main())
+"""
+
+
+def examine() -> list[dict[str, Any]]:
+    """check, ok, found, fix of every finding."""
+    checks = [_python, _sglang, _redis, _sandbox, _loopback, _disk, _memory]
+    return [_finding(check) for check in checks]
+
+
+def _finding(check: Callable[[], tuple[bool, str, str]]) -> dict[str, Any]:
+    try:
+        ok, found, fix = check()
+    except HeadraceError as error:
+        ok, (found, _, fix) = False, str(error).partition("; ")
+    return {"check": check.__name__.removeprefix("_"), "ok": ok, "found": found, "fix": fix}
+
+
+def _python() -> tuple[bool, str, str]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return sys.version_info >= (3, 11), f"Python {version} ({sys.executable})", "install Python 3.11 or newer"
+
+
+def _sglang() -> tuple[bool, str, str]:
+    python = sglang_python(None)
+    question = "from importlib.metadata import version; print(version('sglang'))"
+    answer = subprocess.run([python, "-P", "-c", question], capture_output=True, text=True, timeout=30)
+    return answer.returncode == 0, f"SGLang {answer.stdout.strip()} ({python})", "`make setup` installs it"
+
+
+def _redis() -> tuple[bool, str, str]:
+    if url := find_url():
+        return True, f"REDIS_URL = {url}", ""
+    return True, str(find_binary()), ""
+
+
+def _sandbox() -> tuple[bool, str, str]:
+    answer = subprocess.run(
+        [*programs.PYTHON, "-c", SANDBOX],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=programs.inherited(programs.environment()),
+    )
+    said = answer.stderr.strip().splitlines()[-1:] or [""]
+    found = "confined Python ran" if answer.returncode == 0 else said[0]
+    return (
+        answer.returncode == 0,
+        found,
+        "Linux ≥ 5.13 with Landlock and seccomp, libseccomp2 and `pip install 'headrace[rollout]'`; "
+        "environment.allow_unconfined = true runs tools without a sandbox",
+    )
+
+
+def _loopback() -> tuple[bool, str, str]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
+            return True, "127.0.0.1 takes connections", ""
+    except OSError as error:
+        return False, f"127.0.0.1: {error}", "bring the loopback interface up: `ip link set lo up`"
+
+
+def _disk() -> tuple[bool, str, str]:
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    return (
+        free >= DISK_GB,
+        f"{free:.0f} GB free here",
+        f"a run wants {DISK_GB} GB or more; free some, or set run.folder",
+    )
+
+
+def _memory() -> tuple[bool, str, str]:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return total >= MEMORY_GB, f"{total:.0f} GB of memory", f"the demo wants {MEMORY_GB} GB or more"

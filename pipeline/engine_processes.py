@@ -1,0 +1,116 @@
+"""Starts SGLang servers: the command line, the ports, the wait until they answer.
+
+    [engines] count, gpus, tp, port, args ──▶ engine-0, engine-1, …   python -m sglang.launch_server … --port P
+                                                └ /health = 200 ──▶ ready to be given weights
+
+An engine serves the model that the run starts from until weights are loaded into it; its label says so (`run:base`),
+and nobody takes that for a version. It is the same server on a CPU, with the flags that SGLang needs there.
+"""
+
+import os
+import socket
+import subprocess
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import Config
+from pipeline.engines import Engine
+from pipeline.errors import ConfigError
+from pipeline.programs import environment, log_of
+from pipeline.supervisor import Program
+from pipeline.weights import read_manifest
+
+STOP_GRACE_S = 10  # SGLang's parent takes its children down; after that its group is killed
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    name: str
+    url: str
+    program: Program
+
+
+def engine_processes(config: Config) -> list[EngineProcess]:
+    """What to start for [engines]; nothing when engines.urls names servers that run already.
+
+    Raises ConfigError for a port in use and for an interpreter without SGLang.
+    """
+    if config.engines.urls:
+        return []
+    python = sglang_python(config.engines.python)
+    ports = free_ports(config.engines.count, config.engines.port)
+    return [_engine(config, python, number, port) for number, port in enumerate(ports)]
+
+
+def _engine(config: Config, python: Path, number: int, port: int) -> EngineProcess:
+    engines, name = config.engines, f"engine-{number}"
+    argv = [
+        *(str(python), "-m", "sglang.launch_server", "--model-path", str(config.model_path)),
+        *("--host", "127.0.0.1", "--port", str(port), "--device", engines.device, "--dtype", config.model.dtype),
+        *("--random-seed", str(config.run.seed + number), "--weight-version", f"{config.run.name}:base"),
+        *("--skip-server-warmup", "--sleep-on-idle"),
+    ]
+    variables = environment(engines.threads, engines.gpus[number * engines.tp : (number + 1) * engines.tp])
+    # /health would generate a token, which blocks while requests are paused for new weights
+    variables["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    if engines.device == "cpu":
+        variables["SGLANG_USE_CPU_ENGINE"] = "1"
+    if engines.tp > 1:
+        argv += ["--tp", str(engines.tp)]
+    program = Program(name, [*argv, *engines.args], log_of(config, name), variables, STOP_GRACE_S)
+    return EngineProcess(name, f"http://127.0.0.1:{port}", program)
+
+
+def answers(url: str, timeout_s: float = 2) -> bool:
+    """Whether the server at `url` is up; False while it starts."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=timeout_s) as reply:
+            return reply.status == 200
+    except OSError:
+        return False
+
+
+def load_version(url: str, folder: Path, config: Config) -> None:
+    """Give the engine the weights in `folder` and see that it computes with them. Raises EngineFailed or BadWeights."""
+    manifest = read_manifest(folder)
+    engine = Engine(url)
+    try:
+        engine.load(folder, manifest.label(config.run.name), config.engines.load_timeout_s)
+        engine.verify(manifest, config.run.name, config.engines.probe_tolerance)
+    finally:
+        engine.close()
+
+
+def sglang_python(given: Path | None) -> Path:
+    """The interpreter that has SGLang: engines.python, else HEADRACE_SGLANG_PYTHON, else .venv-sglang/bin/python."""
+    python = given or Path(os.environ.get("HEADRACE_SGLANG_PYTHON") or ".venv-sglang/bin/python")
+    advice = "`make setup` installs it; if it is elsewhere, set engines.python or HEADRACE_SGLANG_PYTHON"
+    if not os.access(python, os.X_OK):
+        raise ConfigError(f"no SGLang: {python} is not there; {advice}")
+    # asking for the package's place takes 30 ms, importing it 6 s
+    question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    if subprocess.run([python, "-P", "-c", question], capture_output=True, timeout=30).returncode:
+        raise ConfigError(f"no SGLang: {python} cannot import it; {advice}")
+    return python.absolute()
+
+
+def free_ports(count: int, first: int = 0) -> list[int]:
+    """`count` ports of 127.0.0.1: first, first + 1, … or free ones. Raises ConfigError if one is in use."""
+    probes = []
+    try:
+        for number in range(count):
+            probe = socket.socket()
+            probes.append(probe)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", first + number if first else 0))
+            except OSError:
+                raise ConfigError(
+                    f"port {first + number} of engines.port is in use; end what listens there, choose another, "
+                    "or set engines.port = 0 for free ones"
+                ) from None
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

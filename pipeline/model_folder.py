@@ -1,0 +1,58 @@
+"""Is this folder a Hugging Face model that engine and trainer can load? Answered before anything starts."""
+
+import json
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+
+
+def check_model_folder(folder: Path, context_length: int) -> None:
+    """Raises ConfigError, naming the file, if one is missing, cut short or cannot serve `context_length` tokens."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model.path = {folder}: no such folder; expected a Hugging Face model (config.json, *.safetensors)"
+        )
+    config = _json(folder / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        _json(folder / name)
+    longest = config.get("max_position_embeddings")
+    if isinstance(longest, int) and longest < context_length:
+        raise ConfigError(
+            f"rollout.context_length = {context_length}, but the model in {folder} takes at most {longest} tokens"
+        )
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise ConfigError(f"{folder}: no *.safetensors; convert the weights with `save_pretrained(folder)` first")
+    for path in weights:
+        _check_safetensors(path)
+
+
+def _json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: missing; is {path.parent} a complete Hugging Face model?") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); copy the model again") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a JSON object; copy the model again")
+    return value
+
+
+def _check_safetensors(path: Path) -> None:
+    """The file's own header says how long it must be: 8 bytes of header length, the JSON header, then the tensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if 8 + length <= size else None
+            tensors = [t for name, t in header.items() if name != "__metadata__"]
+            expected = 8 + length + max(t["data_offsets"][1] for t in tensors)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(
+                f"{path}: not a safetensors file (git-lfs pointer? broken copy?); copy it again"
+            ) from None
+    if size != expected:
+        raise ConfigError(
+            f"{path}: {size} bytes, but its header says {expected}; the copy was cut short, copy it again"
+        )

@@ -1,0 +1,86 @@
+"""The command line and the environment of every process of a run.
+
+    coordinator ×1 · worker-0 … worker-N · trainer ×1 (torchrun, when it has several ranks)      run together
+    traces → cold-start → values                                                                run once, before
+
+All are given the resolved run.toml and the address of Redis in REDIS_URL, log to {run folder}/logs/{name}.log and see
+only the GPUs that are theirs. PYTHONSAFEPATH keeps a user's own trainer.py in this folder from being taken for ours.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import die_with_parent
+from pipeline.config import Config
+from pipeline.supervisor import Program
+
+PYTHON = [sys.executable, "-u"]
+
+
+def environment(threads: int = 1, gpus: Sequence[int] = (), redis_url: str | None = None) -> dict[str, str]:
+    """What a process of ours needs in its environment, on top of what the launcher has itself."""
+    variables = {
+        "PYTHONSAFEPATH": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+    }
+    return variables | ({"REDIS_URL": redis_url} if redis_url else {})
+
+
+def module(
+    config: Config, name: str, *arguments: str | Path, redis_url: str | None = None, grace_s: float = 10
+) -> Program:
+    """`python -m arguments…` as a process of the run."""
+    argv = [*PYTHON, "-m", *map(str, arguments)]
+    return Program(name, argv, log_of(config, name), environment(redis_url=redis_url), grace_s)
+
+
+def log_of(config: Config, name: str) -> Path:
+    return config.folder / "logs" / f"{name}.log"
+
+
+def run_toml(config: Config) -> Path:
+    return config.folder / "run.toml"
+
+
+def coordinator(config: Config, redis_url: str, engine_urls: Sequence[str]) -> Program:
+    engines = [argument for url in engine_urls for argument in ("--engine", url)]
+    return module(config, "coordinator", "pipeline.cli", "coordinator", run_toml(config), *engines, redis_url=redis_url)
+
+
+def worker(config: Config, name: str, redis_url: str) -> Program:
+    # after rollout.grace_s the worker releases what is left, which takes it a moment
+    grace_s = config.rollout.grace_s + 5
+    return module(config, name, "workers", run_toml(config), "--name", name, redis_url=redis_url, grace_s=grace_s)
+
+
+def trainer(config: Config, redis_url: str) -> Program:
+    variables = environment(config.trainer.threads, config.trainer.gpus, redis_url)
+    # SIGTERM: the trainer finishes its update and writes a checkpoint
+    return Program("trainer", trainer_argv(config), log_of(config, "trainer"), variables, grace_s=60)
+
+
+def trainer_argv(config: Config) -> list[str]:
+    """One rank is an ordinary process; torchrun, which costs a second import of torch, starts several."""
+    rank = [*PYTHON, "-m", "trainer", str(run_toml(config))]
+    if config.trainer.ranks == 1:
+        return rank
+    torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    # torchrun puts each rank into a session of its own, out of reach of a signal to our group
+    guard = ["--no-python", sys.executable, "-S", "-E", die_with_parent.__file__, "0"]
+    return [*torchrun, "--nproc-per-node", str(config.trainer.ranks), *guard, *rank]
+
+
+def inherited(variables: dict[str, str]) -> dict[str, str]:
+    """Our own environment with `variables` on top."""
+    return {**os.environ, **variables}
+
+
+def become(argv: Sequence[str], variables: dict[str, str]) -> None:
+    """Replace this process by another program: `headrace worker` is `python -m workers` from here on."""
+    os.environ.update(variables)
+    os.execv(argv[0], list(argv))

@@ -1,0 +1,209 @@
+"""What `headrace status | buffers | events | prompts | workers` answer: read from Redis, shown as text or JSON.
+
+run's name ─▶ run.toml ─▶ Redis: --redis, REDIS_URL, redis.url, the server of the `headrace up` that runs,
+                                 else the run's own files, served for the moment of the answer
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import redis
+
+from pipeline import evals
+from pipeline.config import Config
+from pipeline.coordinator import Coordinator
+from pipeline.crew import scaled, want_workers, wanted_workers
+from pipeline.errors import HeadraceError
+from pipeline.progress import read_processes
+from pipeline.redis_server import RedisServer, connect, find_url
+from pipeline.run_folder import find_run, holder_of, locked
+
+DOWN_TIMEOUT_S = 120
+
+
+@contextlib.contextmanager
+def ledger_of(run: str | None, redis_url: str | None = None, up: bool = False) -> Iterator[Coordinator]:
+    """The ledger of the run called `run` (None: of the only one). up: it must be running.
+
+    Raises HeadraceError if there is no such run, or no Redis that knows it.
+    """
+    config = find_run(run)
+    holder = holder_of(config.folder)
+    if up and holder is None:
+        raise HeadraceError(f"the run {config.run.name!r} is not up; `headrace up` starts it")
+    url = find_url(redis_url or config.redis.url) or (holder or {}).get("redis")
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            url = stack.enter_context(_served(config))
+        client = stack.enter_context(connect(url, timeout_s=5))
+        try:
+            yield Coordinator(client, config.run.name)
+        except redis.ConnectionError as error:
+            raise HeadraceError(f"Redis at {url} has gone away: {error}") from None
+
+
+@contextlib.contextmanager
+def _served(config: Config) -> Iterator[str]:
+    """The Redis files of a run that is not up, served for as long as this lasts."""
+    if not (config.folder / "redis").is_dir():
+        raise HeadraceError(
+            f"the run {config.run.name!r} has no Redis: it was never up here. `headrace up` starts it; "
+            "--redis URL or REDIS_URL names a server elsewhere"
+        )
+    with locked(config.folder):
+        server = RedisServer.start(config.folder / "redis")
+        try:
+            yield server.url
+        finally:
+            server.stop()
+
+
+def status(ledger: Coordinator) -> dict[str, Any]:
+    found = ledger.status()
+    evaluations = [evals.as_line(e) for e in evals.read_all(ledger.client, ledger.run) if e.state == "done"]
+    return {"run": ledger.run} | found | {"evaluations": evaluations, "processes": processes(ledger)}
+
+
+def processes(ledger: Coordinator) -> list[dict[str, Any]]:
+    now = time.time_ns() // 1_000_000
+    rows = []
+    for process in read_processes(ledger.client, ledger.run):
+        shown = {key: process.get(key, "") for key in ("name", "role", "pid", "host")}
+        since = max(0, now - int(process.get("since_ms", now))) // 1000
+        rows.append(shown | {"seconds": since, "waits for": process.get("waiting", "")})
+    return rows
+
+
+def buffers(ledger: Coordinator) -> list[dict[str, Any]]:
+    return [
+        {
+            "buffer": view.id,
+            "state": view.state,
+            "occupied": view.occupied,
+            "reserved": view.reserved,
+            "due": view.due,
+            "over": view.over,
+            "capacity": view.capacity,
+        }
+        for view in ledger.buffers()
+    ]
+
+
+def events(ledger: Coordinator, count: int, follow: bool) -> Iterator[dict[str, Any]]:
+    """The newest `count` events, oldest first; then, if `follow`, those to come."""
+    from pipeline import keys
+
+    last = "0"
+    for id, fields in reversed(ledger.client.xrevrange(keys.events(ledger.run), count=count)):
+        last = id.decode()
+        yield {"id": last} | {k.decode(): v.decode(errors="replace") for k, v in fields.items()}
+    while follow:
+        for event in ledger.wait(last, timeout_s=5):
+            last = event.id
+            yield {"id": event.id, "kind": event.kind, **event.fields}
+
+
+def event_line(event: dict[str, Any]) -> str:
+    rest = dict(event)
+    ms = int(rest.pop("id").split("-")[0])
+    at = time.strftime("%H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03}"
+    kind = rest.pop("kind", "?")
+    return f"{at} {kind:<10} " + " ".join(f"{key}={value}" for key, value in rest.items())
+
+
+def prompts(ledger: Coordinator, count: int) -> list[dict[str, Any]]:
+    rows = sorted(ledger.prompts(), key=lambda row: abs(row["value"] - 0.5))
+    return [
+        {key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}
+        for row in rows[: count or len(rows)]
+    ]
+
+
+def workers(ledger: Coordinator) -> list[dict[str, Any]]:
+    doing = {process["name"]: process for process in processes(ledger) if process["role"] == "worker"}
+    rows = []
+    for worker in ledger.workers():
+        process = doing.get(_process_of(worker["name"], doing), {})
+        rows.append(
+            {
+                "worker": worker["name"],
+                "in flight": worker["in_flight"],
+                "draining": worker["drain"],
+                "pid": process.get("pid", ""),
+                "waits for": process.get("waits for", ""),
+            }
+        )
+    return rows
+
+
+def scale(ledger: Coordinator, count: int) -> str:
+    """Tell the local launcher how many workers to keep."""
+    before = wanted_workers(ledger.client, ledger.run)
+    after = scaled(before, count)
+    want_workers(ledger.client, ledger.run, after)
+    return f"workers: {len(before)} → {count}; `headrace workers list {ledger.run}` shows them"
+
+
+def drain(ledger: Coordinator, worker: str) -> str:
+    """Drain one worker, by its name or the name of its incarnation."""
+    known = [w["name"] for w in ledger.workers()]
+    matching = [name for name in known if name == worker or _process_of(name, [worker])]
+    if not matching:
+        raise HeadraceError(f"no worker {worker!r}; there are {', '.join(known) or 'none'}")
+    for name in matching:
+        ledger.drain(name)
+    return f"{', '.join(matching)} finishes what it has and ends"
+
+
+def down(run: str | None) -> str:
+    """SIGTERM to the `headrace up` of the run, and wait until it has stopped everything."""
+    config = find_run(run)
+    holder = holder_of(config.folder)
+    if holder is None:
+        return f"the run {config.run.name!r} is not up"
+    os.kill(int(holder["pid"]), signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    while holder_of(config.folder) is not None:
+        if time.monotonic() > deadline:
+            raise HeadraceError(f"process {holder['pid']} has not ended within {DOWN_TIMEOUT_S} s of SIGTERM")
+        time.sleep(0.1)
+    return f"the run {config.run.name!r} is down; `headrace up` goes on"
+
+
+def table(result: dict[str, Any] | list[dict[str, Any]]) -> str:
+    """Columns for a list of rows; `key: value` lines for a dict, with its lists below."""
+    if isinstance(result, dict):
+        plain = {key: value for key, value in result.items() if not _is_rows(value)}
+        width = max(map(len, plain), default=0)
+        lines = [f"{key:<{width}}  {_cell(value)}" for key, value in plain.items()]
+        below = [f"\n{key}\n{table(value)}" for key, value in result.items() if _is_rows(value) and value]
+        return "\n".join(lines + below)
+    if not result:
+        return "(none)"
+    names = list(result[0])
+    rows = [[_cell(row.get(name, "")) for name in names] for row in result]
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in [names, *rows]
+    )
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(v)}" for key, v in value.items()) or "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value in ("", None) else str(value)
+
+
+def _process_of(incarnation: str, names: Iterable[str]) -> str | None:
+    """The process whose incarnation this is: `worker-0` of `worker-0-3fa9…`."""
+    return next((name for name in names if incarnation == name or incarnation.startswith(f"{name}-")), None)

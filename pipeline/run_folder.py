@@ -1,0 +1,123 @@
+"""The folder that a run writes, {run.folder}/{run.name}, and who may write it.
+
+demo.toml ──open_folder()──▶ runs/demo/run.toml     the resolved settings, which every process of the run is given
+                             runs/demo/up.lock      held by the one `headrace up` that runs; says how to reach it
+"demo", demo.toml or nothing ──find_run()──▶ Config  of the run that a report is about
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config, load
+from pipeline.errors import ConfigError, HeadraceError
+
+LOCK = "up.lock"
+
+
+class AlreadyUp(HeadraceError):
+    """Another `headrace up` holds the run."""
+
+    code = "UP"
+
+
+def open_folder(config: Config) -> Path:
+    """Make the run's folder and write its run.toml; returns the path of run.toml.
+
+    A folder that exists goes on with the same run. Raises ConfigError, with every differing key, if it was made with
+    other settings than `config`; addresses, ports, counts of processes and total_steps may change.
+    """
+    path = config.folder / "run.toml"
+    if path.exists():
+        existing = load(path)
+        if differences := existing.differences(config):
+            raise ConfigError(
+                f"the run {config.run.name!r} exists in {config.folder} with other settings:\n"
+                + "\n".join(f"    {line}" for line in differences)
+                + "\ngive the new run another name (run.name=…), set these keys back, or delete the folder"
+            )
+    elif config.folder.exists() and any(entry.name != LOCK for entry in config.folder.iterdir()):
+        raise ConfigError(f"{config.folder} exists, but is no run's folder (no run.toml); choose another run.name")
+    config.folder.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".toml.new")
+    draft.write_text(config.to_toml())
+    draft.rename(path)
+    return path
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator["Lock"]:
+    """Hold the run's folder; the kernel lets go of it whenever and however this process ends. Raises AlreadyUp."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = holder_of(folder) or {}
+            raise AlreadyUp(
+                f"{folder} is up already, as process {holder.get('pid', '?')}; "
+                f"watch it with `headrace status {folder.name}`, stop it with `headrace down {folder.name}`"
+            ) from None
+        lock = Lock(file)
+        lock.write(pid=os.getpid())
+        yield lock
+        os.ftruncate(file, 0)
+    finally:
+        os.close(file)
+
+
+class Lock:
+    """The open lock file; what is written into it tells others how to reach the run."""
+
+    def __init__(self, file: int):
+        self._file, self._facts = file, {}
+
+    def write(self, **facts: Any) -> None:
+        self._facts |= facts
+        text = json.dumps(self._facts, indent=1).encode()
+        os.pwrite(self._file, text, 0)
+        os.ftruncate(self._file, len(text))
+
+
+def holder_of(folder: Path) -> dict[str, Any] | None:
+    """What the `headrace up` that holds `folder` wrote: pid, redis. None if the run is not up."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with contextlib.suppress(ValueError):
+            return json.loads(os.pread(file, 65536, 0))
+        return {}
+    else:
+        return None
+    finally:
+        os.close(file)
+
+
+def find_run(given: str | None, runs: Path = Path("runs")) -> Config:
+    """The run a report is about: a TOML file, a folder, a name in `runs`, or the only one there (or up).
+
+    Raises ConfigError with the names that there are.
+    """
+    if given is not None:
+        for path in (runs / given / "run.toml", Path(given) / "run.toml", Path(given), Path(f"{given}.toml")):
+            if path.is_file():
+                config = load(path)
+                resolved = config.folder / "run.toml"
+                return load(resolved) if resolved.is_file() else config
+    known = sorted(path.parent for path in runs.glob("*/run.toml"))
+    if given is None:
+        candidates = known if len(known) == 1 else [folder for folder in known if holder_of(folder) is not None]
+        if len(candidates) == 1:
+            return load(candidates[0] / "run.toml")
+    names = ", ".join(folder.name for folder in known) or "none"
+    wanted = "which run?" if given is None else f"no run {given!r}:"
+    raise ConfigError(f"{wanted} expected a name in {runs}/ or a RUN.toml; there: {names}")
