@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from pipeline.errors import HeadraceError
 from trainer.packing import MicroBatch
@@ -40,14 +41,18 @@ def load(path: Path) -> PreTrainedModel:
         raise ModelError(f"model folder {path}: config.json is missing; {advice}")
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"model folder {path}: no *.safetensors file in it; copy the weights there, or {advice}")
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers, safetensors and json each raise their own kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"model folder {path} cannot be loaded ({reason}); copy it again whole, or {advice}") from error
-    return model.train()
+        raise ModelError(
+            f"model folder {path} cannot be loaded ({reason}); copy it again whole, or {advice}"
+        ) from error
+    # No dropout: the ratio to the policy that sampled must be the only thing that varies.
+    return model.eval()
 
 
 def shard(model: PreTrainedModel, ranks: Ranks, dtype: str) -> PreTrainedModel:

@@ -1,0 +1,157 @@
+"""Before RL: version 0 of the policy. `python -m trainer.cold_start RUN.toml [--model-only]`
+
+    model.path, or [model.tiny] made on the spot
+        └─▶ traces.bin: scripted, verifier-positive episodes ── supervised steps on their action tokens ─┐
+                 └─ the last tenth, held out: P(trace), checked every few steps ◀────────────────────────┤
+                                                                  reaches cold_start.target: stop ───────┴─▶ weights/0/
+
+P(trace) is exact: the probability that the policy, sampling at T = 1, writes a held-out trace token for token. Stopping
+at a middling P leaves RL room in both directions. Without [cold_start], version 0 is the given model as it is.
+"""
+
+import argparse
+import struct
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline import data
+from pipeline.config import ColdStart, Config, load
+from pipeline.errors import ConfigError, HeadraceError
+from pipeline.trajectory import Trajectory
+from pipeline.weights import MANIFEST
+from trainer import model as policy
+from trainer import tiny
+from trainer.packing import pack, plan
+from trainer.publish import probe_tokens, write_weights
+
+CHECK_EVERY = 5  # steps; P(trace) can double within ten
+WARM_UP = 10  # steps
+HELD_OUT = 64  # traces at most
+PROBE_QUESTIONS = 8
+
+
+class ColdStartFailed(HeadraceError):
+    """Supervised fine-tuning did not get where it should."""
+
+    code = "COLD_START"
+
+
+def prepare(config: Config, model_only: bool = False) -> None:
+    """Make the model if [model.tiny] asks for it, fine-tune it and write weights/0. Returns at once if that is done."""
+    final = config.folder / "weights" / "0"
+    if (final / MANIFEST).is_file():
+        return
+    questions = [problem["question"] for problem in data.training_problems(config)]
+    if config.model.path is None:
+        tiny.make(config.model_path, config.model.tiny, questions, config.run.seed)
+    if model_only:
+        return
+    torch.set_num_threads(config.trainer.threads)
+    device = torch.device("cuda" if config.trainer.gpus else "cpu")
+    model = policy.load(config.model_path).to(device)
+    if config.cold_start is not None:
+        fine_tune(model, read_traces(config.folder / "traces.bin"), config)
+    probe = probe_tokens(config.model_path, "\n".join(questions[:PROBE_QUESTIONS]))
+    write_weights(model, final, 0, config.model_path, config.model.dtype, probe)
+
+
+def fine_tune(model, traces: list[Trajectory], config: Config) -> float:
+    """Train `model` in place until P(trace) of held-out traces reaches the target; returns it.
+
+    Raises ColdStartFailed if `max_steps` are over before.
+    """
+    settings: ColdStart = config.cold_start
+    held_out = max(1, min(HELD_OUT, len(traces) // 10))
+    if len(traces) < 20:
+        raise ConfigError(f"cold start: expected at least 20 traces, found {len(traces)}; raise cold_start.problems")
+    train, held = traces[:-held_out], traces[-held_out:]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    share_rows = policy.shares_rows(model, model.device)
+    order = np.random.default_rng(config.run.seed)
+    queue: list[int] = []
+    began, chance = time.monotonic(), 0.0
+    for step in range(1, settings.max_steps + 1):
+        if len(queue) < settings.batch_size:
+            queue += order.permutation(len(train)).tolist()
+        batch, queue = [train[i] for i in queue[: settings.batch_size]], queue[settings.batch_size :]
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr * min(1.0, step / WARM_UP)
+        loss = _step(model, optimizer, batch, config, share_rows)
+        if step % CHECK_EVERY == 0 or step == settings.max_steps:
+            chance = trace_probability(model, held, config.trainer.token_budget, share_rows)
+            print(f"step {step}: loss {loss:.3f}, P(held-out trace) {chance:.3f}", flush=True)
+            if chance >= settings.target:
+                print(f"cold start: P(held-out trace) {chance:.3f} after {time.monotonic() - began:.1f} s", flush=True)
+                return chance
+    raise ColdStartFailed(
+        f"after cold_start.max_steps = {settings.max_steps} steps the held-out traces have probability {chance:.3f}, "
+        f"below cold_start.target = {settings.target}: allow more steps, raise cold_start.lr or lower the target"
+    )
+
+
+def _step(model, optimizer, batch: list[Trajectory], config: Config, share_rows: bool) -> float:
+    tokens = sum(t.action_tokens for t in batch)
+    total = 0.0
+    optimizer.zero_grad()
+    for micro in _micro_batches(batch, config.trainer.token_budget, share_rows, model.device):
+        logprobs, _ = policy.action_logprobs(model, micro)
+        loss = -logprobs.sum() / tokens
+        loss.backward()
+        total += loss.item()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+    if not torch.isfinite(norm):
+        raise ColdStartFailed(f"the gradient's norm is {norm.item()} (loss {total}): lower cold_start.lr")
+    optimizer.step()
+    return total
+
+
+@torch.no_grad()
+def trace_probability(model, traces: list[Trajectory], token_budget: int, share_rows: bool = True) -> float:
+    """Mean over traces of exp(Σ log p(action tokens)): the chance that T = 1 sampling reproduces one exactly."""
+    chances: list[float] = []
+    for micro in _micro_batches(traces, token_budget, share_rows, model.device):
+        logprobs, _ = policy.action_logprobs(model, micro)
+        chances += [part.sum().exp().item() for part in logprobs.split(micro.counts)]
+    return float(np.mean(chances))
+
+
+def _micro_batches(traces: list[Trajectory], token_budget: int, share_rows: bool, device: torch.device):
+    for rows in plan([len(t.tokens) for t in traces], token_budget, share_rows=share_rows)[0]:
+        yield pack(rows, traces).to(device)
+
+
+def read_traces(path: Path) -> list[Trajectory]:
+    """Trajectories of a file of messages, each after its length (4 bytes, little-endian)."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `python -m workers.traces RUN.toml` writes it") from None
+    traces, at = [], 0
+    while at < len(raw):
+        (length,) = struct.unpack_from("<I", raw, at) if at + 4 <= len(raw) else (len(raw),)
+        if at + 4 + length > len(raw):
+            raise ConfigError(f"{path}: ends within trace {len(traces)}; delete it and write it again")
+        traces.append(Trajectory.decode(memoryview(raw)[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return traces
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.cold_start", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="the run's TOML file")
+    parser.add_argument("--model-only", action="store_true", help="only make the model of [model.tiny]")
+    arguments = parser.parse_args()
+    try:
+        prepare(load(arguments.run), arguments.model_only)
+    except HeadraceError as error:
+        print(f"cold start: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
