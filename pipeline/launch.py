@@ -23,7 +23,7 @@ from pipeline.config import Config, load
 from pipeline.crew import Crew, role
 from pipeline.display import Display, Watch
 from pipeline.engine_processes import EngineProcess, answers, engine_processes, load_version
-from pipeline.errors import HeadraceError
+from pipeline.errors import ConfigError, HeadraceError
 from pipeline.model_folder import check_model_folder
 from pipeline.redis_server import RedisServer, connect, find_binary, find_url
 from pipeline.run_folder import Lock, locked, open_folder
@@ -74,7 +74,7 @@ def check(config: Config, redis_url: str | None) -> list[EngineProcess]:
         "eval.data.path": config.eval.data and config.eval.data.path,
     }.items():
         if data is not None and not data.is_file():
-            raise HeadraceError(f"{name} = {data}: no such file; expected JSON lines, one problem each")
+            raise ConfigError(f"{name} = {data}: no such file; expected JSON lines, one problem each")
     if find_url(redis_url or config.redis.url) is None:
         find_binary()
     return engine_processes(config)

@@ -1,0 +1,262 @@
+"""The command line, as a person meets it: what it answers, what it refuses, with which exit code."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import crew
+from pipeline.cli import main
+from pipeline.config import load
+from pipeline.coordinator import Coordinator
+from pipeline.progress import Progress
+from pipeline.run_folder import find_run, locked, open_folder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def headrace(monkeypatch, capsys):
+    """Call the command line; answers (exit code, standard output, standard error)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def ledger(headrace, redis_url, monkeypatch):
+    """A run with three prompts, one of them in flight at worker-0, in a real Redis."""
+    import redis
+
+    headrace("init", "small", "--recipe", "demo")
+    config = load("small.toml")
+    open_folder(config)
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    with redis.Redis.from_url(redis_url) as client:
+        ledger = Coordinator.create(client, "small", config.ledger_settings)
+        ledger.add_prompts([{"id": f"p{i}", "alpha": 1 + i, "beta": 2} for i in range(3)])
+        ledger.register_engine("engine-0", 0, url="http://127.0.0.1:1")
+        ledger.join("trainer-1", 0)
+        ledger.publish("trainer-1", 0, "weights/0", "abc")
+        ledger.reserve("worker-0-abc", "engine-0")
+        yield ledger
+        for key in client.scan_iter("hr:{small}*"):
+            client.delete(key)
+
+
+def test_help_answers_in_a_blink():
+    script = Path(sys.executable).with_name("headrace")
+    times = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - begun)
+    assert "headrace up demo.toml" in done.stdout
+    assert min(times) < 0.3
+
+
+def test_init_writes_a_recipe_under_its_new_name_and_never_over_a_file(headrace):
+    code, out, _ = headrace("init", "mine", "--recipe", "demo")
+    assert code == 0
+    assert "mine.toml is written" in out
+    assert load("mine.toml").run.name == "mine"
+    Path("mine.toml").write_text("# precious")
+    code, _, err = headrace("init", "mine", "--recipe", "demo")
+    assert (code, Path("mine.toml").read_text()) == (2, "# precious")
+    assert "exists already" in err
+
+
+def test_init_refuses_an_unknown_recipe_and_an_impossible_name(headrace):
+    code, _, err = headrace("init", "mine", "--recipe", "nope")
+    assert code == 2
+    assert "there are demo" in err
+    code, _, err = headrace("init", "two words", "--recipe", "demo")
+    assert code == 2
+    assert "run.name" in err
+    assert not Path("two words.toml").exists()
+
+
+def test_recipes_are_listed(headrace):
+    code, out, _ = headrace("recipes", "--json")
+    assert code == 0
+    assert "demo" in [row["recipe"] for row in json.loads(out)]
+
+
+def test_validate_names_an_unknown_key_and_exits_with_2(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    assert headrace("validate", "mine.toml")[0] == 0
+    code, _, err = headrace("validate", "mine.toml", "buffers.max_stalenes=3")
+    assert code == 2
+    assert "did you mean 'max_staleness'?" in err
+    assert "Traceback" not in err
+
+
+def test_validate_warns_of_more_prompts_than_evidence_can_follow(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    code, out, _ = headrace("validate", "mine.toml", "data.size=9000")
+    assert code == 0
+    assert "warning: data.size = 9000: a prompt is visited every 141 policy events" in out
+
+
+def test_wrong_usage_exits_with_2(headrace):
+    assert headrace("up")[0] == 2
+    assert headrace("nonsense")[0] == 2
+    assert headrace("workers", "scale", "-1")[0] == 2
+
+
+def test_a_report_without_any_run_says_what_was_expected(headrace):
+    code, _, err = headrace("status")
+    assert code == 2
+    assert "expected a name in runs/ or a RUN.toml; there: none" in err
+
+
+def test_a_report_of_a_run_that_was_never_up_says_so(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    code, _, err = headrace("status", "mine")
+    assert code == 1
+    assert "it was never up here" in err
+
+
+def test_a_redis_that_is_gone_is_one_clear_message(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    code, _, err = headrace("status", "mine", "--redis", "redis://127.0.0.1:1/0")
+    assert code == 1
+    assert "no Redis answers at redis://127.0.0.1:1/0" in err
+
+
+def test_a_redis_that_does_not_know_the_run_is_one_clear_message(headrace, redis_url):
+    headrace("init", "unheard-of", "--recipe", "demo")
+    code, _, err = headrace("buffers", "unheard-of", "--redis", redis_url)
+    assert code == 1
+    assert "run 'unheard-of' is not in this Redis" in err
+
+
+def test_status_and_buffers_tell_where_the_run_is(headrace, ledger):
+    Progress(ledger.client, "small", "trainer", "trainer").waiting("buffer 0: 0 of 64 occupied")
+    code, out, _ = headrace("status", "--json")
+    assert code == 0
+    status = json.loads(out)
+    assert (status["version"], status["reserved"]) == (0, 1)
+    assert status["processes"][0]["waits for"] == "buffer 0: 0 of 64 occupied"
+    text = headrace("status", "small")[1]
+    assert "buffer 0: 0 of 64 occupied" in text
+    buffers = json.loads(headrace("buffers", "small.toml", "--json")[1])
+    assert [row["buffer"] for row in buffers] == [0, 1, 2]
+    assert sum(row["reserved"] for row in buffers) == 1
+    assert "PENDING" in headrace("buffers")[1]
+
+
+def test_prompts_are_listed_the_most_uncertain_first(headrace, ledger):
+    rows = json.loads(headrace("prompts", "list", "--json")[1])
+    assert [row["id"] for row in rows] == ["p1", "p2", "p0"]  # 2/4, 3/5, 1/3
+    assert {row["state"] for row in rows} == {"idle", "in flight"}
+
+
+def test_events_are_one_line_each(headrace, ledger):
+    code, out, _ = headrace("events", "small", "--count", "3", "--json")
+    assert code == 0
+    kinds = [json.loads(line)["kind"] for line in out.splitlines()]
+    assert len(kinds) == 3
+    assert "reserve" in kinds[-1]
+    assert len(headrace("events", "small")[1].splitlines()) > 3
+
+
+def test_workers_are_listed_and_drained_by_their_name(headrace, ledger):
+    rows = json.loads(headrace("workers", "list", "--json")[1])
+    assert [(row["worker"], row["in flight"], row["draining"]) for row in rows] == [("worker-0-abc", 1, False)]
+    assert headrace("workers", "drain", "worker-0")[0] == 0
+    assert ledger.renew("worker-0-abc", []).drain
+    code, _, err = headrace("workers", "drain", "worker-9")
+    assert code == 1
+    assert "there are worker-0-abc" in err
+
+
+def test_scaling_needs_a_run_that_is_up_and_keeps_the_names_there_are(headrace, ledger):
+    code, _, err = headrace("workers", "scale", "3", "small")
+    assert code == 1
+    assert "is not up" in err
+    with locked(find_run("small").folder):
+        crew.want_workers(ledger.client, "small", ["worker-1"])
+        assert "workers: 1 → 3" in headrace("workers", "scale", "3", "small")[1]
+        assert crew.wanted_workers(ledger.client, "small") == ["worker-1", "worker-0", "worker-2"]
+        headrace("workers", "scale", "1")
+        assert crew.wanted_workers(ledger.client, "small") == ["worker-1"]
+
+
+def test_a_second_up_of_the_same_run_is_refused(headrace, sglang_stand_in):
+    headrace("init", "mine", "--recipe", "demo")
+    with locked(load("mine.toml").folder):
+        code, _, err = headrace("up", "mine.toml")
+    assert code == 1
+    assert "is up already, as process" in err
+    assert "headrace down mine" in err
+
+
+def test_a_run_name_with_other_settings_is_refused_and_the_keys_are_named(headrace, sglang_stand_in):
+    headrace("init", "mine", "--recipe", "demo")
+    open_folder(load("mine.toml"))
+    code, _, err = headrace("up", "mine.toml", "optimizer.lr=1e-3", "rollout.workers=4")
+    assert code == 2
+    assert "optimizer.lr: 0.0005 → 0.001" in err
+    assert "rollout.workers" not in err, "counts of processes may change"
+
+
+def test_a_folder_that_is_no_run_is_left_alone(headrace, sglang_stand_in):
+    headrace("init", "mine", "--recipe", "demo")
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/thesis.tex").write_text("years of work")
+    code, _, err = headrace("up", "mine.toml")
+    assert code == 2
+    assert "is no run's folder" in err
+
+
+def test_down_of_a_run_that_is_not_up_is_no_failure(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    code, out, _ = headrace("down", "mine")
+    assert code == 0
+    assert "is not up" in out
+
+
+def test_plot_without_a_single_update_says_so(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    open_folder(load("mine.toml"))
+    code, _, err = headrace("plot", "mine")
+    assert code == 1
+    assert "nothing to plot" in err
+
+
+def test_eval_of_weights_that_are_not_there_lists_those_that_are(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    folder = load("mine.toml").folder
+    open_folder(load("mine.toml"))
+    (folder / "weights" / "12-ab").mkdir(parents=True)
+    (folder / "weights" / "12-ab" / "manifest.json").touch()
+    code, _, err = headrace("eval", "30", "--run", "mine")
+    assert code == 2
+    assert "no weights '30' of the run 'mine'; there are 12-ab" in err
+
+
+def test_doctor_gives_a_fix_for_each_finding(headrace, monkeypatch):
+    monkeypatch.setenv("HEADRACE_SGLANG_PYTHON", "/nowhere/python")
+    code, out, _ = headrace("doctor", "--json")
+    findings = {finding["check"]: finding for finding in json.loads(out)}
+    assert code == 1
+    assert not findings["sglang"]["ok"]
+    assert "make setup" in findings["sglang"]["fix"]
+    assert findings["redis"]["ok"]
+    assert findings["sandbox"]["ok"], findings["sandbox"]["found"]
+    assert "fix: `make setup`" in headrace("doctor")[1]

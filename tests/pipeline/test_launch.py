@@ -1,0 +1,303 @@
+"""`headrace up` against what goes wrong, with real processes; the whole way to the end is in test_end_to_end.py."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import crew as crews
+from pipeline import programs
+from pipeline.config import load
+from pipeline.launch import Launch, up
+from pipeline.run_folder import holder_of, locked
+from pipeline.supervisor import ProcessFailed, Program, Supervisor
+
+RUN = """
+[run]
+name = "small"
+[model]
+path = "model"
+[data]
+tasks.chain_sum = { min_terms = 2 }
+[advantage]
+offline_rollouts = 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch, sglang_stand_in):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    Path("small.toml").write_text(RUN)
+    model_folder(Path("model"))
+    return tmp_path
+
+
+def model_folder(path: Path) -> None:
+    """The smallest folder that looks like a model from outside."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+
+
+def headrace(*arguments, **options):
+    argv = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def failed(*arguments) -> tuple[int, str]:
+    process = headrace(*arguments)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return process.returncode, err
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda model: model.rename("elsewhere"), "model.path = model: no such folder"),
+        (lambda model: (model / "config.json").unlink(), "model/config.json: missing"),
+        (lambda model: (model / "config.json").write_text("{"), "model/config.json: not valid JSON"),
+        (lambda model: (model / "tokenizer.json").unlink(), "model/tokenizer.json: missing"),
+        (lambda model: (model / "model.safetensors").unlink(), "model: no *.safetensors"),
+        (lambda model: (model / "model.safetensors").write_text("version https://git-lfs"), "not a safetensors file"),
+        (lambda model: os.truncate(model / "model.safetensors", 70), "the copy was cut short"),
+        (lambda model: (model / "config.json").write_text('{"max_position_embeddings": 512}'), "takes at most 512"),
+    ],
+)
+def test_a_missing_or_broken_model_folder_is_one_clear_message(damage, said):
+    damage(Path("model"))
+    code, err = failed("up", "small.toml")
+    assert code == 2
+    assert said in err
+    assert not Path("runs").exists(), "nothing is written before the checks have passed"
+
+
+def test_an_engine_port_in_use_is_one_clear_message():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, err = failed("up", "small.toml", f"engines.port={port}")
+    assert code == 2
+    assert f"port {port} of engines.port is in use" in err
+
+
+def test_a_redis_port_in_use_is_one_clear_message():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, err = failed("up", "small.toml", f"redis.port={port}")
+    assert code == 1
+    assert f"port {port} is in use" in err
+
+
+def test_a_missing_data_file_is_one_clear_message():
+    Path("small.toml").write_text(RUN.replace("tasks.chain_sum = { min_terms = 2 }", 'path = "problems.jsonl"'))
+    code, err = failed("up", "small.toml")
+    assert code == 2
+    assert "data.path = problems.jsonl: no such file" in err
+
+
+def test_no_sglang_is_one_clear_message(monkeypatch):
+    monkeypatch.setenv("HEADRACE_SGLANG_PYTHON", sys.executable)
+    code, err = failed("up", "small.toml")
+    assert code == 2
+    assert "cannot import it; `make setup` installs it" in err
+
+
+def test_an_engine_that_dies_at_its_start_ends_the_run_with_the_end_of_its_log():
+    code, err = failed("up", "small.toml")
+    assert code == 1
+    assert "engine-0 exited with 3; the end of runs/small/logs/engine-0.log" in err
+    assert "the stand-in engine does not start" in err
+    assert "nothing is lost: once that is put right, `headrace up small.toml` goes on" in err
+    assert holder_of(Path("runs/small")) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(json.loads(Path("runs/small/redis/server.json").read_text())["pid"], 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_preparation_stops_everything_and_says_how_to_go_on(number, monkeypatch):
+    monkeypatch.setenv("STAND_IN_ENGINE", "waits")
+    process = headrace("up", "small.toml", "run.seed=2")
+    log = Path("runs/small/logs/engine-0.log")
+    wait_for(lambda: log.exists() and "waits" in log.read_text())
+    engine = int(log.read_text().split()[-1])
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopped; nothing is lost. `headrace up small.toml run.seed=2` goes on" in out
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine, 0)
+
+
+def test_down_stops_a_run_that_is_up(monkeypatch):
+    monkeypatch.setenv("STAND_IN_ENGINE", "waits")
+    process = headrace("up", "small.toml")
+    wait_for(lambda: Path("runs/small/logs/engine-0.log").exists())
+    down = headrace("down")
+    out, err = down.communicate(timeout=60)
+    assert (down.returncode, err) == (0, "")
+    assert "the run 'small' is down" in out
+    assert process.wait(10) == 130
+    process.communicate()
+
+
+def test_a_finished_run_says_so_and_starts_nothing(capsys):
+    config = load("small.toml", ["run.total_steps=5"])
+    config.folder.mkdir(parents=True)
+    result = {
+        "updates": 5,
+        "minutes": 1.0,
+        "curves": "runs/small/curves.png",
+        "held_out": [{"version": v, "success": v / 10, "stderr": 0.02} for v in (3, 5)],
+    }
+    with locked(config.folder):
+        pass
+    (config.folder / "run.toml").write_text(config.to_toml())
+    (config.folder / "finished.json").write_text(json.dumps(result))
+    assert up(Path("small.toml"), ["run.total_steps=5"]) == 0
+    out = capsys.readouterr().out
+    assert "is finished: 5 updates" in out
+    assert "0.30 ± 0.02 at version 3 → 0.50 ± 0.02 at version 5" in out
+    assert "curves: runs/small/curves.png" in out
+
+
+def test_an_embedded_redis_that_is_killed_comes_back_with_its_data():
+    import redis
+
+    said = []
+    config = load("small.toml")
+    with locked(config.folder) as lock:
+        launch = Launch(config, [], None, lock)
+        launch._start_redis()
+        try:
+            launch._client.set("remember", "me")
+            os.kill(launch._server.process.pid, signal.SIGKILL)
+            launch._server.process.wait()
+            with launch._redis_may_be_away(said.append):
+                raise redis.ConnectionError("refused")
+            assert launch._client.get("remember") == b"me"
+            assert "Redis has ended; it starts again" in said[-1]
+        finally:
+            launch.stop()
+
+
+def test_a_redis_elsewhere_that_stays_away_ends_the_run_with_its_address(monkeypatch):
+    import redis
+
+    from pipeline import launch as module
+    from pipeline.errors import HeadraceError
+
+    monkeypatch.setattr(module, "REDIS_AWAY_S", 0.1)
+    with locked(load("small.toml").folder) as lock:
+        launch = Launch(load("small.toml"), [], "redis://10.0.0.1:6379", lock)
+        with launch._redis_may_be_away(print):
+            raise redis.ConnectionError("refused")
+        time.sleep(0.15)
+        with (
+            pytest.raises(HeadraceError, match=r"has not answered at redis://10.0.0.1:6379"),
+            launch._redis_may_be_away(print),
+        ):
+            raise redis.ConnectionError("refused")
+
+
+# -- the crew, with stand-ins for its processes
+
+
+@pytest.fixture
+def crew(monkeypatch, tmp_path, redis_url):
+    import redis
+
+    def sleeper(name):
+        code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(60)"
+        return Program(name, [sys.executable, "-S", "-c", code], tmp_path / f"{name}.log", grace_s=5)
+
+    monkeypatch.setattr(programs, "coordinator", lambda config, url, engines: sleeper("coordinator"))
+    monkeypatch.setattr(programs, "trainer", lambda config, url: sleeper("trainer"))
+    monkeypatch.setattr(programs, "worker", lambda config, name, url: sleeper(name))
+    supervisor, said = Supervisor(), []
+    with redis.Redis.from_url(redis_url) as client:
+        crew = crews.Crew(load("small.toml"), supervisor, client, redis_url, [], said.append)
+        crew.said = said
+        crew.start()
+        crew.look()
+        yield crew
+        supervisor.hurry = True
+        supervisor.stop()
+        client.delete("hr:{small}:launcher")
+
+
+def ends(crew, name, code):
+    """Let a stand-in end with `code`, and the crew notice it."""
+    process = crew.supervisor.processes[name].popen
+    process.kill()
+    process.wait()
+    process.returncode = code
+    crew.look()
+
+
+def test_a_worker_that_dies_starts_again(crew):
+    ends(crew, "worker-0", -9)
+    assert "worker-0 was killed by SIGKILL; it starts again in 1 s" in crew.said[0]
+    wait_for(lambda: crew.look() or "worker-0" in crew.supervisor.processes, 5)
+
+
+def test_a_process_that_keeps_dying_ends_the_run_with_the_end_of_its_log(crew):
+    crew.supervisor.processes["trainer"].failures = crews.RESTARTS["trainer"]
+    crew.supervisor.processes["trainer"].program.log.write_text("loss is NaN\n")
+    with pytest.raises(ProcessFailed, match=r"(?s)trainer exited with 1.*loss is NaN.*failed 3 times in a row"):
+        ends(crew, "trainer", 1)
+
+
+def test_wrong_settings_are_not_tried_again(crew):
+    with pytest.raises(ProcessFailed, match="coordinator exited with 2"):
+        ends(crew, "coordinator", 2)
+
+
+def test_a_trainer_that_ends_well_ends_the_training(crew):
+    ends(crew, "trainer", 0)
+    assert crew.trained
+    ends(crew, "coordinator", 0)
+    assert "coordinator" not in crew.supervisor.names, "after the end it may end as well"
+
+
+def test_workers_follow_what_is_wanted(crew):
+    def running():
+        crew.look()
+        return {name for name in crew.supervisor.names if name.startswith("worker")}
+
+    assert running() == {"worker-0"}
+    crews.want_workers(crew.client, "small", crews.scaled(["worker-0"], 3))
+    assert running() == {"worker-0", "worker-1", "worker-2"}
+    time.sleep(0.3)  # until the stand-ins listen to SIGTERM
+    crews.want_workers(crew.client, "small", ["worker-0"])
+    wait_for(lambda: running() == {"worker-0"}, 5)
+    assert crew.said == [], "a worker that is drained has not failed"
+
+
+def test_a_worker_that_ends_by_itself_stays_away_until_it_is_wanted_anew(crew):
+    ends(crew, "worker-0", 0)
+    crew.look()
+    assert "worker-0" not in crew.supervisor.names
+    crews.want_workers(crew.client, "small", [])
+    crew.look()
+    crews.want_workers(crew.client, "small", ["worker-0"])
+    crew.look()
+    assert "worker-0" in crew.supervisor.names
