@@ -13,6 +13,7 @@ from redis import Redis
 
 from pipeline import keys, programs
 from pipeline.config import Config
+from pipeline.coordinator import Coordinator
 from pipeline.engine_processes import EngineProcess
 from pipeline.supervisor import Exit, ProcessFailed, Supervisor
 
@@ -73,7 +74,7 @@ class Crew:
 
     def _ended(self, exit: Exit) -> None:
         kind = role(exit.name)
-        if kind == "trainer" and exit.returncode == 0:
+        if kind == "trainer" and exit.returncode == 0 and self._all_updates_made():
             self.trained = True
         elif kind == "worker" and exit.returncode == DRAINED:
             self._drained.add(exit.name)
@@ -85,6 +86,11 @@ class Crew:
             raise ProcessFailed(f"{exit}\nit failed {RESTARTS[kind] + 1} times in a row")
         else:
             self.say(f"{exit.summary}; it starts again in {pause:g} s (log: {exit.process.program.log})")
+
+    def _all_updates_made(self) -> bool:
+        """A trainer that somebody else stopped ends well too."""
+        version = int(Coordinator(self.client, self.config.run.name).fields()["version"])
+        return version >= self.config.run.total_steps
 
     def _follow_wanted(self) -> None:
         wanted = set(wanted_workers(self.client, self.config.run.name))

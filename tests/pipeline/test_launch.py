@@ -241,7 +241,7 @@ def crew(monkeypatch, tmp_path, redis_url):
         yield crew
         supervisor.hurry = True
         supervisor.stop()
-        client.delete("hr:{small}:launcher")
+        client.delete("hr:{small}", "hr:{small}:launcher")
 
 
 def ends(crew, name, code):
@@ -271,11 +271,19 @@ def test_wrong_settings_are_not_tried_again(crew):
         ends(crew, "coordinator", 2)
 
 
-def test_a_trainer_that_ends_well_ends_the_training(crew):
+def test_a_trainer_that_made_its_last_update_ends_the_training(crew):
+    crew.client.hset("hr:{small}", "version", 100)
     ends(crew, "trainer", 0)
     assert crew.trained
     ends(crew, "coordinator", 0)
     assert "coordinator" not in crew.supervisor.names, "after the end it may end as well"
+
+
+def test_a_trainer_that_somebody_stopped_starts_again(crew):
+    crew.client.hset("hr:{small}", "version", 99)
+    ends(crew, "trainer", 0)
+    assert not crew.trained
+    assert "trainer" in crew.supervisor.names
 
 
 def test_workers_follow_what_is_wanted(crew):
