@@ -76,7 +76,7 @@ class Crew:
         kind = role(exit.name)
         if kind == "trainer" and exit.returncode == 0 and self._all_updates_made():
             self.trained = True
-        elif kind == "worker" and exit.returncode == DRAINED:
+        elif kind == "worker" and (exit.returncode == DRAINED or exit.process.deadline is not None):
             self._drained.add(exit.name)
         elif self.trained and exit.returncode == 0:
             return

@@ -294,7 +294,6 @@ def test_workers_follow_what_is_wanted(crew):
     assert running() == {"worker-0"}
     crews.want_workers(crew.client, "small", crews.scaled(["worker-0"], 3))
     assert running() == {"worker-0", "worker-1", "worker-2"}
-    time.sleep(0.3)  # until the stand-ins listen to SIGTERM
     crews.want_workers(crew.client, "small", ["worker-0"])
     wait_for(lambda: running() == {"worker-0"}, 5)
     assert crew.said == [], "a worker that is drained has not failed"
