@@ -3,8 +3,8 @@
     checkpoints/30/   *.distcp  model and optimizer, each rank its shard (torch.distributed.checkpoint)
                       state.json  version, the entries of the last batches, probe tokens
 
-A checkpoint of version v contains updates 0 .. v-1. It is written under another name, forced to the disk and renamed, so
-that what has the name is whole. Two are kept.
+A checkpoint of version v contains updates 0 .. v-1. It is written under another name, forced to the disk and renamed:
+what has the name is whole. Two are kept.
 """
 
 import json
@@ -42,7 +42,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def save(folder: Path, version: int, model, optimizer, state: dict[str, Any], ranks: Ranks) -> None:
-    """Write checkpoints/{version} and delete all but the newest two. Every rank calls it; returns once it is durable."""
+    """Write checkpoints/{version}, durable on return, and delete all but the newest two. Every rank calls it."""
     final = folder / str(version)
     if (final / STATE).is_file():
         return

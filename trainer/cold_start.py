@@ -23,8 +23,8 @@ from pipeline.config import ColdStart, Config, load
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.trajectory import Trajectory
 from pipeline.weights import MANIFEST
+from trainer import checkpoint, tiny
 from trainer import model as policy
-from trainer import tiny
 from trainer.packing import pack, plan
 from trainer.publish import probe_tokens, write_weights
 
@@ -41,9 +41,10 @@ class ColdStartFailed(HeadraceError):
 
 
 def prepare(config: Config, model_only: bool = False) -> None:
-    """Make the model if [model.tiny] asks for it, fine-tune it and write weights/0. Returns at once if that is done."""
+    """Make the model if [model.tiny] asks for it, fine-tune it and write weights/0. Returns at once if that is done,
+    or if the run has a checkpoint already: version 0 may be deleted by then."""
     final = config.folder / "weights" / "0"
-    if (final / MANIFEST).is_file():
+    if (final / MANIFEST).is_file() or checkpoint.newest(config.folder / "checkpoints"):
         return
     questions = [problem["question"] for problem in data.training_problems(config)]
     if config.model.path is None:

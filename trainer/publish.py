@@ -1,6 +1,6 @@
 """New weights become a folder that Transformers and SGLang load; it appears whole or not at all.
 
-    shards of all ranks ─gather─▶ rank 0: .12-3f9a.new/ safetensors, tokenizer, manifest ─fsync, rename─▶ weights/12-3f9a/
+    shards of all ranks ─gather─▶ rank 0: .12-3f9a.new/ safetensors, tokenizer, manifest ─fsync, rename─▶ 12-3f9a/
 
 The manifest holds a probe: 32 tokens of real text and the log-probs that this trainer computes for them. An engine that
 has loaded the folder must compute the same.

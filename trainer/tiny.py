@@ -46,7 +46,8 @@ CHAT_TEMPLATE = r"""
     {{- "<|im_start|>" + message.role + "\n" + (message.content or "") }}
     {%- for call in message.tool_calls or [] %}
         {%- set call = call.function or call %}
-        {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' + (call.arguments | tojson) + "}\n</tool_call>" }}
+        {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+        {{- (call.arguments | tojson) + "}\n</tool_call>" }}
     {%- endfor %}
     {{- "<|im_end|>\n" }}
 {%- endfor %}

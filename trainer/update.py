@@ -1,0 +1,174 @@
+"""One update: from the trajectories of a buffer to new weights.
+
+    rewards, values, L ──estimate──▶ Ã, centred over the whole update
+    trajectories ──K minibatches──▶ plan ──▶ micro-batches of this rank ──▶ loss / (ΣL / K), backward   ┐ per minibatch,
+                                             clip the global gradient norm ──▶ AdamW                     ┘ one step each
+
+Every rank has all trajectories and computes its share; gradients are summed by FSDP2, metrics by `combine`. Nothing
+depends on how the trajectories were packed or shared out.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from advantage import estimate
+from pipeline.config import Config
+from pipeline.errors import HeadraceError
+from pipeline.trajectory import Trajectory
+from trainer.loss import combine, policy_loss
+from trainer.model import action_logprobs
+from trainer.packing import MicroBatch, action_places, pack, per_token, plan
+from trainer.ranks import Ranks
+
+
+class TrainingFailed(HeadraceError):
+    """Training cannot go on; what was trained so far is in the newest checkpoint."""
+
+    code = "TRAINING"
+
+
+def make_optimizer(model, config: Config) -> torch.optim.AdamW:
+    settings = config.optimizer
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )
+
+
+class Updater:
+    """Model and optimizer of one run. `share_rows`: see trainer/model.py."""
+
+    def __init__(self, model, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks, share_rows: bool):
+        self.model, self.optimizer, self.config, self.ranks, self.share_rows = (
+            model,
+            optimizer,
+            config,
+            ranks,
+            share_rows,
+        )
+
+    def update(self, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+        """Train on one buffer's trajectories, `minibatches` optimizer steps; version: of the policy before it.
+
+        Returns the loss's metrics (mean over the update's action tokens) and those of `describe`.
+        Raises TrainingFailed, before the optimizer's step, if a gradient is not finite.
+        """
+        counts = np.array([len(action_places(t)) for t in trajectories])
+        advantages = advantages_of(trajectories, counts, self.config)
+        minibatches = self.config.trainer.minibatches
+        tokens = counts.sum() / minibatches  # the same divisor for each step keeps ΣL Ã = 0 the update's measure
+        everything = range(len(trajectories))
+        batches = [self._micro_batches(trajectories, everything[k::minibatches]) for k in range(minibatches)]
+        proximal = self._proximal(batches, trajectories)
+        steps = [
+            self._step(micro, prox, trajectories, advantages, tokens, version)
+            for micro, prox in zip(batches, proximal, strict=True)
+        ]
+        metrics = {
+            name: max(s[name] for s in steps) if name.endswith("_max") else sum(s[name] for s in steps) / minibatches
+            for name in steps[0]
+        }
+        return metrics | describe(trajectories, counts, advantages, version) | {"lr": self.config.optimizer.lr}
+
+    def _micro_batches(self, trajectories: Sequence[Trajectory], members: Sequence[int]) -> list[MicroBatch]:
+        """This rank's share of the trajectories `members`; those without action tokens add nothing and are left out."""
+        members = [i for i in members if trajectories[i].loss_mask[1:].any()]
+        lengths = [len(trajectories[i].tokens) for i in members]
+        own = plan(lengths, self.config.trainer.token_budget, self.ranks.size, self.share_rows)[self.ranks.rank]
+        named = ([[members[i] for i in row] for row in rows] for rows in own)
+        return [pack(rows, trajectories).to(self.ranks.device) for rows in named]
+
+    def _proximal(self, batches: list[list[MicroBatch]], trajectories: Sequence[Trajectory]):
+        """Per micro-batch, [n] log-probs of the policy at the start of the update; None: those of its own forward."""
+        if self.config.loss.proximal == "rollout":
+            return [[self._rollout(micro, trajectories) for micro in batch] for batch in batches]
+        if self.config.trainer.minibatches == 1:
+            return [[None] * len(batch) for batch in batches]
+        with torch.no_grad():
+            return [[self._logprobs(micro)[0] for micro in batch] for batch in batches]
+
+    def _step(self, batch, proximal, trajectories, advantages, tokens: float, version: int) -> dict[str, float]:
+        """One optimizer step over the micro-batches of all ranks."""
+        self.optimizer.zero_grad()
+        parts = []
+        for micro, prox in zip(batch, proximal, strict=True):
+            logprobs, entropy = self._logprobs(micro)
+            prox = logprobs.detach() if prox is None else prox
+            weights = torch.from_numpy(np.repeat(advantages[micro.members], micro.counts)).to(logprobs)
+            loss, metrics = policy_loss(
+                logprobs,
+                prox,
+                self._rollout(micro, trajectories),
+                weights,
+                torch.ones_like(logprobs),
+                self.config.loss,
+                tokens,
+            )
+            loss.backward()
+            metrics["entropy"] = entropy.sum() / max(tokens, 1.0)
+            parts.append({name: float(value) for name, value in metrics.items()})
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        metrics = combine(part for rank in self.ranks.gather(parts) for part in rank) | {"grad_norm": norm}
+        if not np.isfinite(norm):
+            cause = (
+                f"the loss is {metrics['loss']} already, log-probs of the model are not finite"
+                if not np.isfinite(metrics["loss"])
+                else f"the loss is finite ({metrics['loss']:.4g}), the backward pass overflowed"
+            )
+            raise TrainingFailed(
+                f"update {version}: the gradient's norm is {norm}: {cause}. Nothing of this update was applied; lower "
+                f"optimizer.lr (now {self.config.optimizer.lr:g}) or optimizer.max_grad_norm and start again"
+            )
+        self.optimizer.step()
+        return metrics
+
+    def _logprobs(self, micro: MicroBatch):
+        return action_logprobs(self.model, micro, self.config.rollout.temperature)
+
+    def _rollout(self, micro: MicroBatch, trajectories: Sequence[Trajectory]) -> torch.Tensor:
+        actions = {i: trajectories[i].rollout_logprobs[action_places(trajectories[i])] for i in micro.members}
+        return torch.from_numpy(per_token(micro, actions)).to(self.ranks.device)
+
+
+def advantages_of(trajectories: Sequence[Trajectory], counts: np.ndarray, config: Config) -> np.ndarray:
+    """[n] float64: one advantage a trajectory, over the whole batch of the update; counts: [n] action tokens."""
+    return estimate(
+        config.advantage.algorithm,
+        [t.reward for t in trajectories],
+        values=[t.value for t in trajectories],
+        action_tokens=counts,
+        groups=[t.entry for t in trajectories],
+        normalization=config.advantage.normalization,
+    )
+
+
+def describe(trajectories: Sequence[Trajectory], counts: np.ndarray, advantages: np.ndarray, version: int) -> dict:
+    """What the batch was like: rewards, lengths, staleness in updates, calibration of the values."""
+    rewards, values, outcomes, turns, lengths = (
+        np.array(column, dtype=np.float64)
+        for column in zip(
+            *((t.reward, t.value, t.outcome, len(t.segments), len(t.tokens)) for t in trajectories), strict=True
+        )
+    )
+    staleness = Counter(version - t.version for t in trajectories)
+    return {
+        "reward": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "success": float(outcomes.mean()),
+        "advantage_center": float((counts * advantages).sum() / max(counts.sum(), 1)),
+        "brier": float(((values - outcomes) ** 2).mean()),
+        "staleness": {str(age): staleness[age] for age in sorted(staleness)},
+        "trajectories": len(trajectories),
+        "action_tokens": int(counts.sum()),
+        "tokens": int(lengths.sum()),
+        "mean_length": float(lengths.mean()),
+        "turns": float(turns.mean()),
+    }
