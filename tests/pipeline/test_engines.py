@@ -1,55 +1,14 @@
 """Engines: what matters runs on the real SGLang server; a scripted server only plays the faults it never has."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 
 from pipeline.engines import Engine, EngineFailed
 from pipeline.weights import BadWeights, read_manifest, write_manifest
-
-PUBLISH = """
-import sys, torch
-from pathlib import Path
-from transformers import AutoModelForCausalLM
-from pipeline.config import TinyModel
-from pipeline.weights import write_manifest
-from tests.fixtures_sglang import QUESTIONS
-from trainer.tiny import make
-for version in (1, 2):
-    folder = Path(sys.argv[1]) / "weights" / f"{version}-a"
-    make(folder, TinyModel(), QUESTIONS, seed=version, context=1024)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokens = torch.randint(0, 300, (1, 32), generator=torch.Generator().manual_seed(version))
-    logprobs = model(tokens).logits[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
-    write_manifest(folder, version, tokens[0].tolist(), logprobs.tolist(), "float32")
-"""
-
-
-@pytest.fixture(scope="session")
-def published(tmp_path_factory):
-    """A run's folder with weights/1-a and weights/2-a: two models of one shape, published as the trainer does."""
-    folder = tmp_path_factory.mktemp("published")
-    subprocess.run([sys.executable, "-c", PUBLISH, folder], check=True, timeout=120)
-    return folder
-
-
-@pytest.fixture
-def engine(sglang):
-    """The real server; it serves its own model again afterwards."""
-    engine = Engine(sglang.url)
-    yield engine
-    httpx.post(
-        f"{sglang.url}/update_weights_from_disk",
-        json={"model_path": str(sglang.model_path), "weight_version": "base", "flush_cache": True},
-        timeout=60,
-    ).raise_for_status()
-    engine.close()
 
 
 @pytest.mark.sglang
@@ -117,47 +76,23 @@ def test_weights_without_a_manifest_are_never_loaded(scripted, tmp_path):
 
 
 @pytest.fixture
-def scripted():
+def scripted(http_server):
     """scripted({path: (status, body) | seconds of silence}) -> Engine of a server that answers so, its calls."""
-    servers = []
+    engines = []
 
     def start(answers):
-        calls, over = [], threading.Event()
+        calls = []
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                size = int(self.headers.get("content-length") or 0)
-                calls.append((self.path, json.loads(self.rfile.read(size) or "{}")))
-                answer = answers[self.path]
-                if isinstance(answer, int | float):
-                    over.wait(answer)
-                    return
-                status, body = answer
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+        def answer(path, request):
+            calls.append((path, request))
+            return answers[path]
 
-            do_POST = do_GET
-
-            def log_message(self, *arguments):
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        engine = Engine(f"http://127.0.0.1:{server.server_port}")
-        servers.append((server, thread, over, engine))
-        return engine, calls
+        engines.append(Engine(http_server(answer)))
+        return engines[-1], calls
 
     yield start
-    for server, thread, over, engine in servers:
+    for engine in engines:
         engine.close()
-        over.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

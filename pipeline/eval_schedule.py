@@ -1,0 +1,77 @@
+"""When a version is evaluated, and how long the engines wait for it.
+
+    every engine serves v ─▶ due(v)? ─▶ request ─▶ held: engines stay at v ─▶ done, failed or too late ─▶ evals.jsonl
+
+Due: the first version ever, the first one served at or after each multiple of eval.every, and the last one of the run.
+All of it is read from Redis, so that a coordinator that was started again, or a second one, goes on with the same.
+"""
+
+import fcntl
+import json
+import logging
+import time
+from pathlib import Path
+
+from redis import Redis
+
+from pipeline import evals, keys
+from pipeline.progress import EXPIRE_S
+
+log = logging.getLogger(__name__)
+
+
+class EvalSchedule:
+    """Of one run; timeout_s counts from the request."""
+
+    def __init__(self, client: Redis, run: str, every: int, last_version: int, timeout_s: float):
+        self._client, self._run = client, run
+        self._every, self._last_version, self._timeout_s = every, last_version, timeout_s
+        self._archived: set[int] = set()  # versions whose end is in the file, or in the log
+
+    def held(self) -> int | None:
+        """The version that engines must go on serving, because it is being evaluated."""
+        evaluation = self._newest()
+        if evaluation is None or evaluation.over:
+            return None
+        version, worker = evaluation.version, evaluation.worker
+        age_s = time.time() - evaluation.requested_ms / 1000
+        if age_s > self._timeout_s:
+            who = f"{worker} took" if worker else "no worker took it up for"
+            error = f"{who} longer than eval.timeout_s = {self._timeout_s:g}"
+            evals.fail(self._client, self._run, version, worker, error)
+        elif worker and age_s > EXPIRE_S and not self._client.exists(keys.process(self._run, worker)):
+            log.warning("%s is gone; version %d is evaluated by another worker", worker, version)
+            evals.give_back(self._client, self._run, version, worker)
+        return version
+
+    def served(self, version: int) -> bool:
+        """Every engine serves `version` now: ask for its evaluation if one is due. True if it must be held."""
+        newest = self._newest()
+        if newest is not None and (version <= newest.version or not self._due(version, newest.version)):
+            return False
+        log.info("version %d is to be evaluated", version)
+        evals.request(self._client, self._run, version)
+        return True
+
+    def archive(self, path: Path) -> None:
+        """Append to the JSONL file what is done and not in it yet."""
+        over = [e for e in evals.read_all(self._client, self._run) if e.over and e.version not in self._archived]
+        if not over:
+            return
+        with path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of two coordinators only one writes a line
+            file.seek(0)
+            known = {json.loads(line)["version"] for line in file}
+            for evaluation in over:
+                if evaluation.state == "failed":
+                    log.warning("the evaluation of version %d failed: %s", evaluation.version, evaluation.error)
+                elif evaluation.version not in known:
+                    file.write(json.dumps(evals.as_line(evaluation)) + "\n")
+        self._archived |= {evaluation.version for evaluation in over}
+
+    def _due(self, version: int, previous: int) -> bool:
+        return version >= self._last_version or version // self._every > previous // self._every
+
+    def _newest(self) -> evals.Evaluation | None:
+        found = self._client.zrange(keys.evaluations(self._run), -1, -1)
+        return evals.read(self._client, self._run, int(found[0])) if found else None

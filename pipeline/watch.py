@@ -1,0 +1,205 @@
+"""The coordinator process: whatever must happen although no worker and no trainer asks for it.
+
+    create the ledger, add the prompts with their first values
+    ├─ engines thread   newest version, or the one under evaluation ──▶ EngineFleet.follow ──▶ EvalSchedule
+    └─ main thread      every second: reap leases · archive events and evaluations · delete old weights · report
+
+Loading weights may take minutes, and leases must be reaped meanwhile; so engines have a thread of their own. All state
+is in Redis: this process may be killed at any moment and started again, and two of them do the same, harmlessly.
+"""
+
+import contextlib
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from advantage import Evidence
+from pipeline import events
+from pipeline.config import Config, load
+from pipeline.coordinator import Coordinator
+from pipeline.data import training_problems
+from pipeline.engine_fleet import EngineFleet
+from pipeline.errors import ConfigError, OtherSettings, RolledBack, UnknownRun
+from pipeline.eval_schedule import EvalSchedule
+from pipeline.ledger_types import Weights
+from pipeline.progress import Progress
+from pipeline.redis_server import RedisFailed, connect, find_url
+from pipeline.weights import BadWeights, read_manifest, retain
+
+NAME = "coordinator"
+PASS_S = 1.0  # of the main thread
+PAUSE_S = 0.2  # events may come by the thousand; the engines' thread looks at most this often
+LOOK_S = 2.0  # … and at least this often, whatever the events say
+REDIS_AWAY_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+def watch(run_toml: Path | str, engine_urls: Sequence[str] = ()) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. Raises HeadraceError for what it cannot mend."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    config = load(run_toml)
+    urls = list(engine_urls or config.engines.urls)
+    if not urls:
+        raise ConfigError("no engine: give --engine URL for each SGLang server, or set engines.urls")
+    url = find_url(config.redis.url)
+    if url is None:
+        raise ConfigError("no Redis: set REDIS_URL, or give --redis URL")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with connect(url) as client:
+        Watch(config, client, urls).run(stop)
+    return 0
+
+
+class Watch:
+    """The coordinator process's work, until `stop` is set."""
+
+    def __init__(self, config: Config, client: redis.Redis, engine_urls: Sequence[str]):
+        run, every = config.run.name, config.eval.every
+        self._config, self._client, self._run = config, client, run
+        self._coordinator = self._create()
+        engines = config.engines
+        self.fleet = EngineFleet(
+            self._coordinator, list(engine_urls), config.folder, engines.load_timeout_s, engines.probe_tolerance
+        )
+        self.evals = EvalSchedule(client, run, every, config.run.total_steps, config.eval.timeout_s)
+        self._progress = Progress(client, run, NAME, "coordinator")
+        self._wanted: int | None = None  # the version that the engines should serve
+        self._error: BaseException | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Raises RedisFailed when Redis is away for longer than a minute, and whatever else cannot be mended."""
+        self.fleet.introduce()
+        engines = threading.Thread(target=self._watch_engines, args=(stop,), daemon=True)
+        engines.start()
+        try:
+            self._repeat(self._tend, PASS_S, stop)
+        finally:
+            stop.set()
+            engines.join(events.BLOCK_S + 1)  # not for a load that hangs: the engine ends it, or its own time limit
+        if self._error is not None:
+            raise self._error
+        self.fleet.close()
+        with contextlib.suppress(redis.RedisError):  # it expires by itself
+            self._progress.done()
+
+    # -- the main thread
+
+    def _tend(self) -> None:
+        folder = self._config.folder
+        for entry in self._coordinator.reap():
+            log.warning("entry %s was released: its worker is gone, or it took too long", entry)
+        events.archive(self._client, self._run, folder / "events.jsonl")
+        self.evals.archive(folder / "evals.jsonl")
+        for path in retain(folder / "weights", self._needed_versions()):
+            log.info("deleted %s: nobody can ask for it any more", path)
+        self._progress.waiting(self._sentence(), version=self._coordinator.fields()["version"], engines=str(self.fleet))
+
+    def _needed_versions(self) -> set[int]:
+        """The run's start, both checkpoints, the present and the previous version (Redis may forget its last second),
+        what engines serve and what they are being given."""
+        fields = self._coordinator.fields()
+        version = int(fields["version"])
+        needed = {0, int(fields["oldest"]), int(fields["checkpoint"]), version, version - self._config.publish.every}
+        return needed | self.fleet.versions | ({self._wanted} - {None})
+
+    def _sentence(self) -> str:
+        held = self.evals.held()
+        if held is not None:
+            return f"the evaluation of version {held}"
+        return f"{self.fleet}; the next version"
+
+    # -- the engines' thread
+
+    def _watch_engines(self, stop: threading.Event) -> None:
+        try:
+            self._repeat(lambda: self._look_after_engines(stop), PAUSE_S, stop)
+        except BaseException as error:
+            self._error = error
+            stop.set()
+
+    def _look_after_engines(self, stop: threading.Event) -> None:
+        last = self._coordinator.last_event()  # before looking: what happens meanwhile ends the wait
+        weights = self._weights()
+        if weights is not None:
+            self._wanted = weights.version
+            served = self.fleet.follow(weights)
+            if served and self._config.eval.data is not None and self.evals.served(weights.version):
+                return
+        until = time.monotonic() + LOOK_S
+        while not stop.is_set() and (left := until - time.monotonic()) > 0:
+            found = self._coordinator.wait(last, min(left, events.BLOCK_S))
+            if any(event.kind in ("published", "joined", "engine") for event in found):
+                return
+            last = found[-1].id if found else last
+            stop.wait(PAUSE_S)
+
+    def _weights(self) -> Weights | None:
+        """What the engines should serve: the version under evaluation, else the newest one."""
+        held = self.evals.held()
+        version = int(self._coordinator.fields()["version"]) if held is None else held
+        weights = self._coordinator.weights(version)
+        if weights is None and version == 0:
+            # the cold start made it; workers need not wait until the trainer is up and publishes it
+            try:
+                return Weights(0, "weights/0", read_manifest(self._config.folder / "weights" / "0").digest, 0, 0)
+            except BadWeights:
+                return None
+        return weights
+
+    # -- both
+
+    def _repeat(self, step: Callable[[], None], pause_s: float, stop: threading.Event) -> None:
+        """`step` again and again. What a lost Redis or ledger raises is waited for, not longer than REDIS_AWAY_S."""
+        away_since = None
+        while not stop.is_set():
+            try:
+                step()
+                away_since = None
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                away_since = away_since or time.monotonic()
+                log.warning("Redis does not answer: %s", error)
+                if time.monotonic() - away_since > REDIS_AWAY_S:
+                    raise RedisFailed(
+                        f"Redis has not answered for {REDIS_AWAY_S:g} s ({error}); once it is back, start this again: "
+                        "nothing that it acknowledged is lost"
+                    ) from None
+            except RolledBack as error:
+                log.warning("%s", error)  # until the trainer joins with what it has
+            except UnknownRun:
+                log.warning("this Redis does not know the run (any more); it is made anew, the trainer will join it")
+                self._create()
+            stop.wait(pause_s)
+
+    def _create(self) -> Coordinator:
+        """The ledger and its prompts; what exists already stays as it is."""
+        try:
+            coordinator = Coordinator.create(self._client, self._run, self._config.ledger_settings)
+        except OtherSettings as error:
+            raise ConfigError(str(error)) from None
+        added = coordinator.add_prompts(first_prompts(self._config))
+        log.info("run %s: %d new prompts", self._run, added)
+        return coordinator
+
+
+def first_prompts(config: Config) -> Iterator[dict[str, Any]]:
+    """The training problems as the ledger takes them: id, payload (JSON), evidence of the outcomes in values.jsonl."""
+    path, outcomes = config.folder / "values.jsonl", {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            outcomes[record["id"]] = record["outcomes"]
+    for problem in training_problems(config):
+        evidence = Evidence.from_offline(outcomes.get(problem["id"], ()), mass=config.advantage.mass)
+        payload = json.dumps(problem).encode()
+        yield {"id": problem["id"], "payload": payload, "alpha": evidence.alpha, "beta": evidence.beta}

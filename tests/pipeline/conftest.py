@@ -1,0 +1,126 @@
+"""Fixtures of the pipeline's tests: published weights, the real engine, and servers that play faults."""
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipeline.engines import Engine
+from pipeline.weights import read_manifest
+
+PUBLISH = """
+import sys, torch
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+from pipeline.config import TinyModel
+from pipeline.weights import write_manifest
+from tests.fixtures_sglang import QUESTIONS
+from trainer.tiny import make
+for version in (1, 2):
+    folder = Path(sys.argv[1]) / "weights" / f"{version}-a"
+    make(folder, TinyModel(), QUESTIONS, seed=version, context=1024)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.randint(0, 300, (1, 32), generator=torch.Generator().manual_seed(version))
+    logprobs = model(tokens).logits[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
+    write_manifest(folder, version, tokens[0].tolist(), logprobs.tolist(), "float32")
+"""
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory):
+    """A run's folder with weights/1-a and weights/2-a: two models of one shape, published as the trainer does."""
+    folder = tmp_path_factory.mktemp("published")
+    subprocess.run([sys.executable, "-c", PUBLISH, folder], check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture
+def engine(sglang):
+    """The real server; it serves its own model again afterwards."""
+    engine = Engine(sglang.url)
+    yield engine
+    httpx.post(
+        f"{sglang.url}/update_weights_from_disk",
+        json={"model_path": str(sglang.model_path), "weight_version": "base", "flush_cache": True},
+        timeout=60,
+    ).raise_for_status()
+    engine.close()
+
+
+@pytest.fixture
+def http_server():
+    """http_server(answer) -> URL; answer(path, request) -> (status, body) | seconds of silence."""
+    servers, over = [], threading.Event()
+
+    def start(answer):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                size = int(self.headers.get("content-length") or 0)
+                found = answer(self.path, json.loads(self.rfile.read(size) or "{}"))
+                if isinstance(found, int | float):
+                    over.wait(found)
+                    return
+                status, body = found
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET
+
+            def log_message(self, *arguments):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    over.set()
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class ScriptedEngine:
+    """Answers as SGLang does, from manifests instead of weights, and has the faults that it is told to have."""
+
+    def __init__(self, http_server):
+        self.label, self.manifest = "base", None
+        self.faults = {}  # path -> answer
+        self.loads = []  # versions, in order
+        self.url = http_server(self._answer)
+
+    def restart(self):
+        """Killed, and started again by its supervisor: it serves its base weights."""
+        self.label, self.manifest = "base", None
+
+    def _answer(self, path, request):
+        if path in self.faults:
+            return self.faults[path]
+        if path == "/model_info":
+            return 200, {"weight_version": self.label}
+        if path == "/update_weights_from_disk":
+            self.manifest = read_manifest(Path(request["model_path"]))
+            self.label = request["weight_version"]
+            self.loads.append(self.manifest.version)
+            return 200, {"success": True, "message": "ok"}
+        logprobs = self.manifest.probe_logprobs if self.manifest else [-9.0] * (len(request["input_ids"]) - 1)
+        rows = [[p, token, None] for p, token in zip([None, *logprobs], request["input_ids"], strict=True)]
+        meta = {"weight_version": self.label, "finish_reason": {"type": "length"}, "input_token_logprobs": rows}
+        return 200, {"meta_info": meta}
+
+
+@pytest.fixture
+def scripted_engine(http_server):
+    """A new ScriptedEngine each call."""
+    return lambda: ScriptedEngine(http_server)

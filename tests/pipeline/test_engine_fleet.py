@@ -1,0 +1,155 @@
+import pytest
+
+from pipeline import engine_fleet
+from pipeline.coordinator import Coordinator
+from pipeline.engine_fleet import EngineFleet
+from pipeline.ledger_types import Weights
+from pipeline.weights import write_manifest
+
+
+@pytest.fixture
+def ledger(client, run):
+    return Coordinator.create(client, run, {"batch_size": 2, "max_staleness": 1})
+
+
+@pytest.fixture
+def fleet(ledger, tmp_path):
+    """fleet(engine, …) -> EngineFleet of scripted engines, introduced."""
+    fleets = []
+
+    def start(*engines):
+        fleets.append(EngineFleet(ledger, [engine.url for engine in engines], tmp_path, load_timeout_s=0.3))
+        fleets[-1].introduce()
+        return fleets[-1]
+
+    yield start
+    for started in fleets:
+        started.close()
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """weights(version) -> what the trainer published, lying in tmp_path."""
+
+    def publish(version):
+        folder = tmp_path / f"weights/{version}-a"
+        folder.mkdir(parents=True)
+        manifest = write_manifest(folder, version, range(32), [-1.0 - version] * 31, "float32")
+        return Weights(version, f"weights/{version}-a", manifest.digest, version, 0)
+
+    return publish
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """clock[0] is the fleet's time in seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(engine_fleet.time, "monotonic", lambda: now[0])
+    return now
+
+
+def shown(ledger):
+    return {engine.name: (engine.state, engine.version) for engine in ledger.engines()}
+
+
+def test_every_engine_is_brought_to_the_version_and_then_routed_to(ledger, fleet, weights, scripted_engine):
+    one, two = scripted_engine(), scripted_engine()
+    engines = fleet(one, two)
+    assert shown(ledger) == {"engine-0": ("starting", -1), "engine-1": ("starting", -1)}
+    for version in (0, 1):
+        assert engines.follow(weights(version))
+        assert shown(ledger) == {"engine-0": ("ready", version), "engine-1": ("ready", version)}
+    assert one.loads == two.loads == [0, 1] and engines.versions == {1}
+    assert [engine.url for engine in ledger.engines()] == [one.url, two.url]
+
+
+def test_an_engine_that_serves_the_version_already_is_proved_and_not_loaded_again(
+    ledger, fleet, weights, scripted_engine
+):
+    one, version_0 = scripted_engine(), weights(0)
+    assert fleet(one).follow(version_0)
+    assert fleet(one).follow(version_0) and one.loads == [0]
+
+
+def test_an_engine_restarted_on_its_base_weights_is_caught_within_two_seconds(
+    ledger, fleet, weights, scripted_engine, clock
+):
+    one, version_0 = scripted_engine(), weights(0)
+    engines = fleet(one)
+    engines.follow(version_0)
+    one.restart()
+    clock[0] += 1.9
+    engines.follow(version_0)
+    assert one.loads == [0]
+    clock[0] += 0.2
+    assert engines.follow(version_0) and one.loads == [0, 0] and shown(ledger) == {"engine-0": ("ready", 0)}
+
+
+def test_an_engine_that_a_worker_distrusts_must_prove_itself_again(ledger, fleet, weights, scripted_engine):
+    one, version_0 = scripted_engine(), weights(0)
+    engines = fleet(one)
+    engines.follow(version_0)
+    one.manifest = None  # other weights under the right label
+    ledger.mark_engine("engine-0", "stale", "a reply of another version")
+    assert engines.follow(version_0) and one.loads == [0, 0] and shown(ledger) == {"engine-0": ("ready", 0)}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "reason"),
+    [
+        ("/update_weights_from_disk", (200, {"success": True}), "serves 'base', expected"),
+        ("/update_weights_from_disk", (500, {}), "answered 500"),
+        ("/update_weights_from_disk", 5, "no answer within 0.3 s"),
+        ("/model_info", (503, {}), "answered 503"),
+    ],
+)
+def test_an_engine_that_fails_is_not_routed_to_and_does_not_hold_up_the_others(
+    ledger, fleet, weights, scripted_engine, path, answer, reason
+):
+    bad, good, version_0 = scripted_engine(), scripted_engine(), weights(0)
+    bad.faults[path] = answer
+    engines = fleet(bad, good)
+    assert engines.follow(version_0)
+    assert shown(ledger) == {"engine-0": ("failed", -1), "engine-1": ("ready", 0)}
+    assert reason in ledger.engines()[0].reason and reason in str(engines)
+    bad.faults.clear()
+    engines.members[0].retry_at = 0
+    assert engines.follow(version_0) and shown(ledger)["engine-0"] == ("ready", 0)
+
+
+def test_attempts_on_a_failing_engine_become_rarer(ledger, fleet, weights, scripted_engine, clock):
+    bad, version_0, attempts = scripted_engine(), weights(0), []
+    bad.faults["/model_info"] = (503, {})
+    engines = fleet(bad)
+    for _ in range(1000):
+        failures = engines.members[0].failures
+        assert not engines.follow(version_0)
+        if engines.members[0].failures > failures:
+            attempts.append(clock[0] - 1000)
+        clock[0] += 0.1
+    assert attempts[:5] == pytest.approx([0, 0.5, 1.5, 3.5, 7.5], abs=0.25) and len(attempts) < 16
+
+
+def test_a_folder_that_was_replaced_since_its_publication_is_not_served(
+    ledger, fleet, weights, scripted_engine, tmp_path
+):
+    published = weights(0)
+    write_manifest(tmp_path / published.path, 0, range(32), [-7.0] * 31, "float32")
+    assert not fleet(scripted_engine()).follow(published)
+    assert shown(ledger) == {"engine-0": ("failed", -1)} and "was replaced" in ledger.engines()[0].reason
+
+
+def test_a_ledger_that_went_back_takes_the_engines_with_it(ledger, fleet, weights, scripted_engine):
+    one, versions = scripted_engine(), [weights(0), weights(1)]
+    engines = fleet(one)
+    for back in (0, 1, 0):
+        assert engines.follow(versions[back]) and shown(ledger) == {"engine-0": ("ready", back)}
+
+
+def test_an_engine_that_moved_is_not_routed_to_before_it_proves_itself(ledger, fleet, weights, scripted_engine):
+    version_0 = weights(0)
+    fleet(scripted_engine(), scripted_engine()).follow(version_0)
+    moved = scripted_engine()
+    engines = fleet(moved)
+    assert [(e.name, e.state, e.url) for e in ledger.engines()] == [("engine-0", "starting", moved.url)]
+    assert engines.follow(version_0) and shown(ledger) == {"engine-0": ("ready", 0)}
