@@ -16,7 +16,7 @@ local function read_window()
   for b = run.head, last do
     local f = redis.call('HMGET', buffer_key(b), 'occupied', 'due', 'reserved', 'over', 'state')
     window[b] = { occupied = tonumber(f[1]) or 0, due = tonumber(f[2]) or 0, reserved = tonumber(f[3]) or 0,
-      over = tonumber(f[4]) or 0, state = f[5], dirty = not f[5] }
+      over = tonumber(f[4]) or 0, state = f[5] }
   end
 end
 
@@ -43,16 +43,16 @@ end
 
 local function put(entry, score, b)
   redis.call('ZADD', members_key(b), score, entry)
-  window[b].occupied, window[b].dirty = window[b].occupied + 1, true
+  window[b].occupied, window[b].moved = window[b].occupied + 1, true
 end
 
 local function take(entry, b)
   redis.call('ZREM', members_key(b), entry)
-  window[b].occupied, window[b].dirty = window[b].occupied - 1, true
+  window[b].occupied, window[b].moved = window[b].occupied - 1, true
 end
 
 local function due(b, by)
-  if window[b] then window[b].due, window[b].dirty = window[b].due + by, true end
+  if window[b] then window[b].due, window[b].counted = window[b].due + by, true end
 end
 
 -- The slot view: placeholders as late as their deadlines allow; what is left over is shown as `over` of head.
@@ -71,11 +71,16 @@ local function show_window()
     else
       state = reserved < open and 'PENDING' or 'STUCK'
     end
-    if w.dirty or reserved ~= w.reserved or over ~= w.over or state ~= w.state then
+    if not w.state then
+      redis.call('HSET', buffer_key(b), 'capacity', run.buffer_capacity, 'target', run.batch_size, 'min_version', '')
+    end
+    if w.moved then
       local oldest = redis.call('ZRANGE', members_key(b), 0, 0, 'WITHSCORES')[2]
+      redis.call('HSET', buffer_key(b), 'min_version', oldest and math.floor(tonumber(oldest) / SHIFT) or '')
+    end
+    if w.moved or w.counted or reserved ~= w.reserved or over ~= w.over or state ~= w.state then
       redis.call('HSET', buffer_key(b), 'state', state, 'occupied', w.occupied, 'reserved', reserved, 'due', w.due,
-        'over', over, 'capacity', run.buffer_capacity, 'target', run.batch_size,
-        'min_version', oldest and math.floor(tonumber(oldest) / SHIFT) or '')
+        'over', over)
     end
   end
 end

@@ -6,8 +6,8 @@
 -- shuffle: the same set, at epoch + U(0, 1), a fresh permutation each epoch.
 local function prompt_key(prompt) return RUN .. ':prompt:' .. prompt end
 
-local function prompt_score(sampler, alpha, beta, epoch, exponential)
-  if sampler == 'shuffle' then return epoch + 1 - math.exp(-exponential) end
+local function prompt_score(alpha, beta, epoch, exponential)
+  if run.sampler == 'shuffle' then return epoch + 1 - math.exp(-exponential) end
   local value = alpha / (alpha + beta)
   return run.clock + exponential / (math.sqrt(value * (1 - value)) + 0.05)
 end
@@ -15,9 +15,7 @@ end
 -- back into the race, at the weight of its present evidence
 local function idle(prompt, exponential)
   local f = redis.call('HMGET', prompt_key(prompt), 'alpha', 'beta', 'epoch')
-  local sampler = redis.call('HGET', RUN, 'sampler')
-  redis.call('ZADD', PROMPTS,
-    prompt_score(sampler, tonumber(f[1]), tonumber(f[2]), tonumber(f[3]), exponential), prompt)
+  redis.call('ZADD', PROMPTS, prompt_score(tonumber(f[1]), tonumber(f[2]), tonumber(f[3]), exponential), prompt)
 end
 
 -- first in line; one below the clock, which therefore does not run backwards
@@ -33,9 +31,10 @@ local function quarantine(prompt, reason)
   end
 end
 
--- outcomes generated under policy event `event`; order of receipt does not matter (algorithms.md, 1)
-local function add_evidence(prompt, event, outcomes)
-  local f = redis.call('HMGET', prompt_key(prompt), 'alpha', 'beta', 'event')
+-- a visit ends: its outcomes, generated under policy event `event`, become evidence, and the prompt is idle again.
+-- Evidence is kept rebased at the newest event, so that the order of receipt does not matter.
+local function finish_prompt(prompt, event, outcomes, exponential)
+  local f = redis.call('HMGET', prompt_key(prompt), 'alpha', 'beta', 'event', 'epoch')
   local alpha, beta, newest = tonumber(f[1]), tonumber(f[2]), tonumber(f[3])
   if event > newest then
     local decay = run.rho ^ (event - newest)
@@ -45,5 +44,8 @@ local function add_evidence(prompt, event, outcomes)
   for _, outcome in ipairs(outcomes) do
     alpha, beta = alpha + weight * outcome, beta + weight * (1 - outcome)
   end
-  redis.call('HSET', prompt_key(prompt), 'alpha', alpha, 'beta', beta, 'event', newest, 'value', alpha / (alpha + beta))
+  local epoch = tonumber(f[4]) + 1
+  redis.call('HSET', prompt_key(prompt), 'alpha', alpha, 'beta', beta, 'event', newest, 'value', alpha / (alpha + beta),
+    'epoch', epoch, 'attempts', 0, 'lost', 0)
+  redis.call('ZADD', PROMPTS, prompt_score(alpha, beta, epoch, exponential), prompt)
 end

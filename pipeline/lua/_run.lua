@@ -9,16 +9,23 @@ local RUN, PROMPTS, QUARANTINED, RESERVED, EVENTS, COUNTERS, ENGINES, WORKERS, V
 local FIXED = 10
 local SHIFT = 4294967296 -- scores are number * 2^32 + sequence number
 
-local time = redis.call('TIME')
-local now = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
 
-local NUMBERS = {
+local FIELDS = {
   'joined', 'version', 'head', 'event', 'oldest', 'checkpoint', 'clock', 'stored', 'max_staleness', 'publish_every',
   'batch_size', 'buffer_capacity', 'group_size', 'group_launch', 'rho', 'byte_budget', 'max_trajectory_bytes',
-  'lease_ms', 'max_age_ms', 'max_attempts', 'max_lost', 'max_consecutive_failures',
+  'lease_ms', 'max_age_ms', 'max_attempts', 'max_lost', 'max_consecutive_failures', 'consecutive_failures',
+  'reservations', 'finished', 'trainer', 'paused', 'stopped', 'sampler',
 }
+local TEXTS = #FIELDS - 4 -- the last four are no numbers
 local run = {}
-for i, value in ipairs(redis.call('HMGET', RUN, unpack(NUMBERS))) do run[NUMBERS[i]] = tonumber(value) end
+for i, value in ipairs(redis.call('HMGET', RUN, unpack(FIELDS))) do
+  run[FIELDS[i]] = i <= TEXTS and tonumber(value) or value
+end
 
 local function reply(code, ...)
   return { code, run.joined or 0, run.version or 0, run.head or 0, ... }
@@ -29,7 +36,8 @@ local function record(kind, ...)
 end
 
 local function stop(reason)
-  if redis.call('HGET', RUN, 'stopped') ~= '' then return end
+  if run.stopped ~= '' then return end
+  run.stopped = reason
   redis.call('HSET', RUN, 'stopped', reason)
   record('stopped', 'reason', reason)
 end

@@ -4,14 +4,14 @@
 -- KEYS  the run's fixed keys; builds prompt:<id>
 -- ARGV  [5...] id, payload, alpha, beta, Exp(1) of each prompt
 -- returns OK, how many were new
-local sampler, added = redis.call('HGET', RUN, 'sampler'), 0
+local added = 0
 for i = 5, #ARGV, 5 do
   local prompt, alpha, beta = ARGV[i], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
   if redis.call('EXISTS', prompt_key(prompt)) == 0 then
-    local epoch = sampler == 'shuffle' and math.max(math.floor(run.clock), 0) or 0
+    local epoch = run.sampler == 'shuffle' and math.max(math.floor(run.clock), 0) or 0
     redis.call('HSET', prompt_key(prompt), 'payload', ARGV[i + 1], 'alpha', ARGV[i + 2], 'beta', ARGV[i + 3],
       'event', 0, 'value', alpha / (alpha + beta), 'visits', 0, 'epoch', epoch, 'attempts', 0, 'lost', 0)
-    redis.call('ZADD', PROMPTS, prompt_score(sampler, alpha, beta, epoch, tonumber(ARGV[i + 4])), prompt)
+    redis.call('ZADD', PROMPTS, prompt_score(alpha, beta, epoch, tonumber(ARGV[i + 4])), prompt)
     added = added + 1
   end
 end

@@ -7,7 +7,7 @@
 -- returns OK, event, dropped, released | MISSING, oldest | FENCED, trainer
 local trainer, checkpoint = ARGV[5], tonumber(ARGV[6])
 if trouble() == 'UNKNOWN_RUN' then return reply('UNKNOWN_RUN') end
-local current = redis.call('HGET', RUN, 'trainer')
+local current = run.trainer
 if current ~= trainer and redis.call('HEXISTS', TRAINERS, trainer) == 1 then return reply('FENCED', current) end
 if checkpoint < run.oldest then return reply('MISSING', run.oldest) end
 

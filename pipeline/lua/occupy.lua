@@ -54,11 +54,8 @@ end
 
 unreserve(entry, worker, deadline)
 redis.call('HSET', key, 'ids', ids, 'finished_ms', now)
-add_evidence(prompt, tonumber(e[5]), outcomes)
-redis.call('HSET', prompt_key(prompt), 'attempts', 0, 'lost', 0)
-redis.call('HINCRBY', prompt_key(prompt), 'epoch', 1)
-idle(prompt, tonumber(e[8]))
-redis.call('HSET', RUN, 'consecutive_failures', 0)
+finish_prompt(prompt, tonumber(e[5]), outcomes, tonumber(e[8]))
+if run.consecutive_failures > 0 then redis.call('HSET', RUN, 'consecutive_failures', 0) end
 if not place then
   bury(entry, 'SURPLUS', 'surplus')
   redis.call('HINCRBY', COUNTERS, 'surplus', 1)

@@ -19,8 +19,7 @@ local version = tonumber(e[2])
 if e[1] ~= 'ready' or version > run.version then return reply('ENGINE') end
 local deadline = version + run.max_staleness
 if deadline < run.head then return reply('STALE') end
-local gates = redis.call('HMGET', RUN, 'paused', 'stopped')
-if gates[1] ~= '' or gates[2] ~= '' or redis.call('HGET', RUN .. ':worker:' .. worker, 'drain') == '1' then
+if run.paused ~= '' or run.stopped ~= '' or redis.call('HGET', RUN .. ':worker:' .. worker, 'drain') == '1' then
   return reply('PAUSED')
 end
 if run.byte_budget > 0 then
@@ -33,13 +32,14 @@ local drawn = redis.call('ZPOPMIN', PROMPTS)
 if not drawn[1] then return reply('NO_PROMPT') end
 
 local prompt, event = drawn[1], run.event - math.ceil((run.version - version) / run.publish_every)
-redis.call('HSET', RUN, 'clock', math.max(run.clock, tonumber(drawn[2])))
+run.reservations = run.reservations + 1
+redis.call('HSET', RUN, 'clock', math.max(run.clock, tonumber(drawn[2])), 'reservations', run.reservations)
 redis.call('HINCRBY', prompt_key(prompt), 'visits', 1)
 local f = redis.call('HMGET', prompt_key(prompt), 'value', 'attempts', 'lost', 'payload')
 local attempt = tonumber(f[2]) + tonumber(f[3]) + 1
 redis.call('HSET', key, 'state', 'RESERVED', 'prompt', prompt, 'version', version, 'deadline', deadline, 'event', event,
   'value', f[1], 'worker', worker, 'engine', engine, 'attempt', attempt, 'reserved_ms', now, 'exponential', exponential)
-redis.call('ZADD', RESERVED, deadline * SHIFT + redis.call('HINCRBY', RUN, 'reservations', 1), entry)
+redis.call('ZADD', RESERVED, deadline * SHIFT + run.reservations, entry)
 redis.call('ZADD', WORKERS, now + run.lease_ms, worker)
 redis.call('ZADD', RUN .. ':worker:' .. worker .. ':entries', now, entry)
 due(deadline, 1)
