@@ -75,10 +75,10 @@ def start_server(model_path: Path, log: Path, label: str = "base") -> Server:
 
 
 def stop_server(server: Server) -> None:
-    # The parent alone: it stops its children in order; the group is killed only if that takes too long.
+    # The parent alone: it stops its children in order. It has nothing to save, so its group is killed soon after.
     server.process.terminate()
     try:
-        server.process.wait(10)
+        server.process.wait(2)
     except subprocess.TimeoutExpired:
         pass
     finally:

@@ -1,0 +1,70 @@
+"""What the tests of this room share: the tiny model's chat, a run's settings, and the label its weights are given."""
+
+import json
+import urllib.request
+
+import pytest
+
+from pipeline.config import Config
+from pipeline.coordinator import Coordinator
+from workers.chat import Chat
+
+DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.fixture(scope="session")
+def chat(tiny_model):
+    return Chat(tiny_model)
+
+
+@pytest.fixture
+def settings(run, tiny_model, tmp_path):
+    """Changes are given as sections: settings(rollout={"concurrency": 4})."""
+
+    def make(**sections) -> Config:
+        task = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
+        base = {
+            "run": {"name": run, "folder": str(tmp_path)},
+            "model": {"path": str(tiny_model)},
+            "data": {"size": 16, "tasks": {"chain_sum": task}},
+            "environment": {"max_turns": 3, "setup_timeout_s": 10, "episode_timeout_s": 60},
+            "rollout": {"concurrency": 8, "max_tokens": 16, "context_length": 256, "grace_s": 5},
+            "buffers": {"max_staleness": 2, "batch_size": 8, "lease_s": 3, "max_trajectory_bytes": 65536},
+        }
+        return Config.model_validate({name: base.get(name, {}) | sections.get(name, {}) for name in base | sections})
+
+    return make
+
+
+@pytest.fixture
+def serve_label(sglang):
+    """Give the server's weights a label; `base` again afterwards."""
+
+    def label(text: str) -> None:
+        body = json.dumps({"new_version": text, "abort_all_requests": False}).encode()
+        request = urllib.request.Request(
+            f"{sglang.url}/update_weight_version", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            assert json.load(reply)["success"]
+
+    yield label
+    label("base")
+
+
+@pytest.fixture
+def ledger(redis_url, run):
+    """A function that makes the run of some settings, with prompts and one registered engine at version 0."""
+    import redis
+
+    with redis.Redis.from_url(redis_url) as client:
+
+        def make(settings: Config, problems: list[dict], url: str, engine: str = "e0") -> Coordinator:
+            c = Coordinator.create(client, run, settings.ledger_settings)
+            c.add_prompts([{"id": p["id"], "payload": json.dumps(p).encode()} for p in problems])
+            c.join("trainer", 0)
+            c.publish("trainer", 0, "weights/0", DIGEST)
+            c.register_engine(engine, 0, url)
+            return c
+
+        yield make

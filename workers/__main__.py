@@ -1,0 +1,44 @@
+"""`python -m workers RUN.toml --name worker-0 [--redis URL]`: one rollout worker, until SIGTERM."""
+
+import argparse
+import asyncio
+import os
+import signal
+
+from pipeline import config
+from pipeline.coordinator import Coordinator
+from pipeline.errors import ConfigError
+from pipeline.redis_server import connect
+from workers.chat import Chat
+from workers.engine import connections
+from workers.environments import open_environment
+from workers.program import run
+from workers.worker import Worker
+
+
+async def work(settings: config.Config, name: str, redis_url: str) -> None:
+    """Serve the run until SIGTERM or SIGINT drains this worker. Raises HeadraceError."""
+    chat = Chat(settings.model_path)
+    coordinator = Coordinator(connect(redis_url), settings.run.name)
+    async with open_environment(settings.environment) as make_environment, connections() as http:
+        worker = Worker(settings, coordinator, name, chat, make_environment, http)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, worker.drain)
+        await worker.run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m workers", description="One rollout worker.")
+    parser.add_argument("run", metavar="RUN.toml")
+    parser.add_argument("--name", default="worker-0")
+    parser.add_argument("--redis", metavar="URL", help="else REDIS_URL, else redis.url")
+    arguments = parser.parse_args()
+    settings = config.load(arguments.run)
+    redis_url = arguments.redis or os.environ.get("REDIS_URL") or settings.redis.url
+    if not redis_url:
+        raise ConfigError("a worker needs the run's Redis: give --redis URL, or set REDIS_URL")
+    asyncio.run(work(settings, arguments.name, redis_url))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,208 @@
+"""How well a policy does: problems × n episodes on engines that serve one version. Nothing here touches the ledger.
+
+    python -m workers.evaluate values RUN.toml --engine URL …                  training problems → values.jsonl
+    python -m workers.evaluate eval RUN.toml --engine URL … [--version V]      held-out problems → one line of JSON
+
+values.jsonl has one line a problem, {"id", "outcomes": [n numbers in [0, 1]]}; the prompts' first values come from it.
+Stopped and started again, only what is missing is played. A worker hosts held-out evaluations with the same `score`
+(eval_host.py).
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import logging
+import math
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pipeline import config
+from pipeline.data import Problem, evaluation_problems, training_problems
+from pipeline.errors import HeadraceError
+from pipeline.ledger_types import Reservation
+from pipeline.weights import BadWeights, Label, read_manifest
+from workers.chat import Chat
+from workers.engine import Engine, EngineError, connections, sampling
+from workers.environments import Environment, open_environment
+from workers.episode import EpisodeFailed, play
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 4  # of one episode; a pause of 0.5, 1 and 2 s between them
+
+
+class EvaluationFailed(HeadraceError):
+    """An episode kept failing, or the engines serve another version."""
+
+    code = "EVALUATION"
+
+
+class Scorer:
+    """Plays problems outside the ledger. next_engine: gives the engine of the next episode; version: the only one that
+    may answer, None: any published one."""
+
+    def __init__(
+        self,
+        settings: config.Config,
+        chat: Chat,
+        make_environment: Callable[[], Environment],
+        next_engine: Callable[[], Engine],
+        version: int | None = None,
+    ):
+        self.settings, self.chat, self.make_environment = settings, chat, make_environment
+        self.next_engine, self.version = next_engine, version
+        self.versions: set[int] = set()  # seen in the replies
+
+    async def score(
+        self,
+        problems: list[Problem],
+        n: int,
+        scored: Callable[[Problem, list[float]], None] = lambda problem, outcomes: None,
+    ) -> list[list[float]]:
+        """n outcomes of each problem, in the order of problems; `scored` is called with each problem as it is done.
+
+        Raises EvaluationFailed.
+        """
+        outcomes: list[list[float]] = [[] for _ in problems]
+        jobs = (index for index in range(len(problems)) for _ in range(n))
+
+        async def player() -> None:
+            for index in jobs:  # one iterator, shared by all players
+                outcomes[index].append(await self.outcome(problems[index]))
+                if len(outcomes[index]) == n:
+                    scored(problems[index], outcomes[index])
+
+        try:
+            async with asyncio.TaskGroup() as players:
+                for _ in range(min(self.settings.rollout.concurrency, n * len(problems))):
+                    players.create_task(player())
+        except* HeadraceError as group:
+            raise group.exceptions[0] from None
+        return outcomes
+
+    async def outcome(self, problem: Problem) -> float:
+        """One episode's outcome, in [0, 1]; a failure is no outcome: it is tried again."""
+        least = self.version or 0
+        payload = json.dumps(problem).encode()
+        for attempt in range(ATTEMPTS):
+            r = Reservation(uuid.uuid4().hex, problem["id"], payload, least, least, 0, 0.5, attempt + 1)
+            try:
+                trajectory = await play(r, self.make_environment(), self.next_engine(), self.chat, self.settings)
+            except (EngineError, EpisodeFailed) as error:
+                log.warning("problem %s, attempt %d: %s", problem["id"], attempt + 1, error)
+                failure = error
+                await asyncio.sleep(0.5 * 2**attempt)
+                continue
+            found = {segment.version for segment in trajectory.segments}
+            if self.version is not None and found != {self.version}:
+                raise EvaluationFailed(f"expected replies of version {self.version}, found {sorted(found)}")
+            self.versions |= found
+            return trajectory.outcome
+        raise EvaluationFailed(f"problem {problem['id']} failed {ATTEMPTS} times, the last time with: {failure}")
+
+
+def summarize(outcomes: list[list[float]]) -> tuple[float, float]:
+    """Mean outcome, and its standard error over problems."""
+    means = [statistics.fmean(each) for each in outcomes]
+    stderr = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    return statistics.fmean(means), stderr
+
+
+async def values(settings: config.Config, urls: list[str]) -> None:
+    """Append what is missing to {run folder}/values.jsonl: `advantage.offline_rollouts` outcomes a problem."""
+    path, n = settings.folder / "values.jsonl", settings.advantage.offline_rollouts
+    known = {line["id"] for line in _whole_lines(path) if len(line["outcomes"]) == n}
+    missing = [problem for problem in training_problems(settings) if problem["id"] not in known]
+    if not missing or not n:
+        return
+    with path.open("a") as file:
+
+        def write(problem: Problem, outcomes: list[float]) -> None:
+            file.write(json.dumps({"id": problem["id"], "outcomes": outcomes}) + "\n")
+            file.flush()
+
+        await _with_scorer(settings, urls, 0, None, lambda scorer: scorer.score(missing, n, write))
+
+
+async def evaluation(settings: config.Config, urls: list[str], version: int | None = None) -> dict[str, Any]:
+    """{"version", "success", "stderr", "trajectories", "seconds"} of the held-out problems."""
+    problems, begun = evaluation_problems(settings), time.monotonic()
+    if not problems:
+        raise EvaluationFailed("nothing to evaluate on: add [eval.data] to the run's file")
+    seen: set[int] = set()
+
+    async def score(scorer: Scorer) -> list[list[float]]:
+        found = await scorer.score(problems, settings.eval.n)
+        seen.update(scorer.versions)
+        return found
+
+    outcomes = await _with_scorer(settings, urls, version, settings.eval.temperature, score)
+    if len(seen) != 1:
+        raise EvaluationFailed(f"expected engines that serve one version, found {sorted(seen)}")
+    success, stderr = summarize(outcomes)
+    count, seconds = sum(map(len, outcomes)), round(time.monotonic() - begun, 3)
+    return {"version": seen.pop(), "success": success, "stderr": stderr, "trajectories": count, "seconds": seconds}
+
+
+async def _with_scorer(
+    settings: config.Config, urls: list[str], version: int | None, temperature: float | None, use: Callable
+) -> Any:
+    chat = Chat(settings.model_path)
+    labels = set(_published(settings))
+    parameters = sampling(settings.rollout, chat.end_token, temperature)
+
+    async def published(label: Label) -> bool:
+        return label in labels
+
+    async with open_environment(settings.environment) as make_environment, connections() as http:
+        timeout = settings.rollout.request_timeout_s
+        engines = itertools.cycle([Engine(url, url, http, parameters, published, timeout) for url in urls])
+        return await use(Scorer(settings, chat, make_environment, lambda: next(engines), version))
+
+
+def _published(settings: config.Config) -> Iterable[Label]:
+    """Labels of the weights in the run's folder."""
+    for folder in (settings.folder / "weights").glob("*/"):
+        try:
+            yield read_manifest(folder).label(settings.run.name)
+        except BadWeights:  # one that is being written or deleted
+            continue
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file; a last one that a crash tore is cut off the file."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        path.write_bytes(whole)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m workers.evaluate", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["values", "eval"])
+    parser.add_argument("run", metavar="RUN.toml")
+    parser.add_argument("--engine", action="append", metavar="URL", help="else engines.urls")
+    parser.add_argument("--version", type=int, help="the only version that may answer (eval)")
+    arguments = parser.parse_args()
+    settings = config.load(arguments.run)
+    urls = arguments.engine or settings.engines.urls
+    if not urls:
+        parser.error("no engine: give --engine URL, or set engines.urls")
+    if arguments.what == "values":
+        asyncio.run(values(settings, urls))
+    else:
+        print(json.dumps(asyncio.run(evaluation(settings, urls, arguments.version))))
+
+
+if __name__ == "__main__":
+    from workers.program import run
+
+    run(main)
