@@ -64,19 +64,23 @@ class ForkServer:
 
     @classmethod
     async def start(cls, limits: Limits, allow_unconfined: bool) -> "ForkServer":
-        """Start the process and wait until it is ready; raises ServerDied, TimeoutError or SandboxUnavailable."""
+        """Start the process and wait until it is ready; raises ServerDied, OSError or SandboxUnavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = json.dumps({"limits": dataclasses.asdict(limits), "allow_unconfined": allow_unconfined})
-            process = subprocess.Popen(
-                [sys.executable, "-m", "workers.sandbox.server", str(theirs.fileno()), arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment(),
-                cwd="/",
-                start_new_session=True,  # Ctrl-C and the supervisor's signals are the worker's: it drains, then closes
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "workers.sandbox.server", str(theirs.fileno()), arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=environment(),
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C and the supervisor's signals are the worker's, which drains first
+                )
+            except OSError:
+                ours.close()
+                raise
         server = cls(process, *await asyncio.open_unix_connection(sock=ours))
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -102,7 +106,7 @@ class ForkServer:
             length = int.from_bytes(await self.reader.readexactly(4), "big")
             return json.loads(await self.reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise ServerDied from None
+            raise ServerDied("it ended") from None
 
     async def listen(self) -> None:
         """Hand every answer to the call that waits for it, until the server ends."""
@@ -223,7 +227,8 @@ class PythonSandbox:
                 try:
                     self._server = await ForkServer.start(self.limits, self.allow_unconfined)
                     return self._server
-                except (ServerDied, TimeoutError):
+                except (ServerDied, OSError) as error:  # a TimeoutError is an OSError
+                    log.warning("the sandbox's fork server did not start: %s", error)
                     self._deaths += 1
             raise self._keeps_dying(self._deaths)
 

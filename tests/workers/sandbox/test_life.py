@@ -1,10 +1,8 @@
-"""The fork server's life: many calls, cancelled calls, its own and the worker's death, and machines that lack a layer."""
+"""The fork server's life: many calls, cancelled ones, its and the worker's death, and machines that lack a layer."""
 
 import asyncio
-import logging
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -76,6 +74,30 @@ def test_sixty_four_episodes_share_the_places_and_each_gets_its_own_answer():
             assert 2 <= most <= 4
 
     asyncio.run(scenario())
+
+
+def test_seen_from_outside_a_child_has_no_privilege_and_every_filter():
+    async def scenario():
+        before = children(os.getpid())
+        async with PythonSandbox(PATIENT, concurrency=1) as sandbox:
+            call = asyncio.create_task(sandbox.run("print('running', flush=True)\nwhile True: pass"))
+            await until(lambda: children(the_server(before)))
+            (child,) = children(the_server(before))
+            await until(lambda: status_of(child)["Seccomp"] == "2")
+            status = status_of(child)
+            call.cancel()
+        assert status["NoNewPrivs"] == "1"
+        assert [status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == ["0" * 16] * 4
+        if os.geteuid() == 0 and int(status_of(os.getpid())["CapEff"], 16) & (1 << 7):  # CAP_SETUID
+            assert status["Uid"].split() == status["Gid"].split() == ["65534"] * 4
+            assert status["Groups"] == ""
+
+    asyncio.run(scenario())
+
+
+def status_of(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def test_a_cancelled_call_stops_its_child_and_frees_its_place():
@@ -245,16 +267,19 @@ def test_a_closed_sandbox_says_so():
     asyncio.run(scenario())
 
 
-def test_a_trivial_call_takes_at_most_twelve_milliseconds(caplog):
-    async def seconds(sandbox):
-        start = time.perf_counter()
-        await sandbox.run("print(6 * 7)")
-        return time.perf_counter() - start
+def test_a_trivial_call_costs_at_most_twelve_milliseconds_of_all_processors_together():
+    def server_seconds(pid):  # its own time and that of the children it has reaped
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     async def scenario():
+        before = children(os.getpid())
         async with PythonSandbox(PATIENT, concurrency=1) as sandbox:
-            # The fastest of several medians: what others do on this machine at the same time is not ours to measure.
-            return min([statistics.median([await seconds(sandbox) for _ in range(15)]) for _ in range(6)])
+            server = the_server(before)
+            start = time.process_time() + server_seconds(server)
+            for _ in range(100):
+                await sandbox.run("print(6 * 7)")
+            return (time.process_time() + server_seconds(server) - start) / 100
 
-    with caplog.at_level(logging.ERROR):
-        assert asyncio.run(scenario()) <= 0.012
+    # Processor time, not the clock: what others do on this machine at the same time is not ours to measure.
+    assert asyncio.run(scenario()) <= 0.012
