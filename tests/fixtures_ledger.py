@@ -1,0 +1,122 @@
+"""A run of the ledger that a test can drive: short calls for worker, engine and trainer, and a clock in its hands."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline import keys
+from pipeline.coordinator import Coordinator
+from pipeline.ledger_types import Reservation
+from pipeline.trajectory import Trajectory
+
+WORKER, ENGINE, TRAINER = "w0-a", "e0", "t0-a"
+
+
+class Driver:
+    """`c` is the Coordinator; time stands still unless a test moves `ms`."""
+
+    def __init__(self, client, run, prompts=20, **settings):
+        self.client, self.run, self.ms = client, run, 1_000_000
+        self.c = self.new_client(**settings)
+        self.c.add_prompts({"id": f"p{i}", "payload": b"question %d" % i} for i in range(prompts))
+        self.c.register_engine(ENGINE, 0)
+        self.c.join(TRAINER, 0)
+
+    def new_client(self, **settings):
+        options = {"seed": 1, "clock": lambda: self.ms}
+        if settings:
+            return Coordinator.create(self.client, self.run, settings, **options)
+        return Coordinator(self.client, self.run, **options)
+
+    def reserve(self, worker=WORKER, engine=ENGINE, entry=None):
+        return self.c.reserve(worker, engine, entry)
+
+    def reserve_all(self, worker=WORKER, engine=ENGINE):
+        """Reserve until refused."""
+        taken = []
+        while isinstance(r := self.reserve(worker, engine), Reservation):
+            taken.append(r)
+        return taken
+
+    def finish(self, r, outcome=1.0, client=None, **changes):
+        return (client or self.c).occupy(r.entry, [trajectory(r, outcome, **changes)])
+
+    def fill_head(self):
+        """Finish entries until head is READY."""
+        while not self.buffer(self.head).state.startswith("READY"):
+            assert isinstance(r := self.reserve(), Reservation), r
+            self.finish(r)
+
+    def update(self):
+        """One synchronous update: fill, consume, publish, reload the engine."""
+        self.fill_head()
+        batch = self.c.consume(TRAINER, self.head)
+        self.publish()
+        return batch
+
+    def publish(self):
+        version = self.head
+        answer = self.c.publish(TRAINER, version, f"weights/{version}", f"digest-{version}")
+        self.c.register_engine(ENGINE, version)
+        return answer
+
+    @property
+    def head(self):
+        return int(self.c.fields()["head"])
+
+    def buffer(self, number):
+        return next(b for b in self.c.buffers() if b.id == number)
+
+    def prompt(self, name):
+        return {k.decode(): v.decode() for k, v in self.client.hgetall(keys.prompt(self.run, name)).items()}
+
+    def entry(self, name):
+        return {k.decode(): v.decode() for k, v in self.client.hgetall(keys.entry(self.run, name)).items()}
+
+    def stored_payloads(self):
+        """Every payload in every stream of the run: {(stream, id)}."""
+        prefix = keys.trajectories(self.run, "")
+        streams = [k.decode() for k in self.client.scan_iter(f"{prefix}*")]
+        return {(s.removeprefix(prefix), row[0].decode()) for s in streams for row in self.client.xrange(s)}
+
+    def everything(self):
+        """All that Redis holds of the run, to show that a refusal wrote nothing."""
+        read = {
+            b"hash": self.client.hgetall,
+            b"zset": lambda k: self.client.zrange(k, 0, -1, withscores=True),
+            b"stream": self.client.xrange,
+        }
+        return {name: read[self.client.type(name)](name) for name in sorted(self.client.scan_iter(f"hr:{{{self.run}}}*"))}
+
+
+def trajectory(r, outcome=1.0, **changes):
+    """A finished trajectory of reservation r: one prompt token, two action tokens."""
+    fields = {
+        "prompt_id": r.prompt,
+        "entry": r.entry,
+        "version": r.version,
+        "event": r.event,
+        "value": r.value,
+        "outcome": outcome,
+        "tokens": [1, 2, 3],
+        "loss_mask": [0, 1, 1],
+        "rollout_logprobs": [0.0, -1.0, -0.5],
+        "segments": [(1, 2, ENGINE, r.version)],
+    }
+    return Trajectory(**fields | changes)
+
+
+@pytest.fixture
+def new_run(client, run):
+    """new_run(prompts=20, batch_size=4, max_staleness=1, …) -> Driver, on both servers."""
+
+    def make(prompts=20, **settings):
+        return Driver(client, run, prompts, **({"batch_size": 4, "max_staleness": 1} | settings))
+
+    return make
+
+
+@pytest.fixture
+def names():
+    """What the driver calls its one worker, engine and trainer; and how it makes a trajectory."""
+    return SimpleNamespace(worker=WORKER, engine=ENGINE, trainer=TRAINER, trajectory=trajectory)
