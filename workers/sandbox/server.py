@@ -85,17 +85,17 @@ class ForkServer:
                     if one.deadline <= now:
                         one.deadline = now + 1.0  # SIGKILL may take a moment under load: look again, do not spin
                         one.stop("timeout")
-        except EOFError:
+        except (EOFError, ConnectionError):  # the latter when an answer was on its way
             for one in self.running.values():
                 one.stop("closed")
             for one in self.running.values():
                 os.waitpid(one.pid, 0)
 
     def receive(self) -> None:
-        piece = os.read(self.channel, 1 << 16)
-        if not piece:
+        before = len(self.inbox)
+        self.inbox += os.read(self.channel, 1 << 16)
+        if len(self.inbox) == before:
             raise EOFError
-        self.inbox += piece
         while len(self.inbox) >= 4 and len(self.inbox) >= (end := 4 + int.from_bytes(self.inbox[:4], "big")):
             request = json.loads(self.inbox[4:end])
             del self.inbox[:end]
@@ -116,9 +116,9 @@ class ForkServer:
             send(self.channel, id=call, output=f"the sandbox could not fork: {error}", error="crashed", seconds=0.0)
             return
         if pid == 0:
-            self.inbox.clear()  # other episodes' code and output are none of its business
-            self.running.clear()
-            child.run(code, write_end, self.confinement, self.pid)
+            confinement, server = self.confinement, self.pid
+            vars(self).clear()  # other episodes' code and output are none of its business
+            child.run(code, write_end, confinement, server)
         os.close(write_end)
         os.set_blocking(output, False)
         one = self.running[pid] = Running(call, pid, output, self.confinement.limits.seconds)

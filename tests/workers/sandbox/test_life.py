@@ -134,6 +134,21 @@ def test_closing_stops_running_calls_and_leaves_no_process_and_no_zombie():
     asyncio.run(scenario())
 
 
+def test_closing_amid_answers_is_silent(capfd):
+    async def scenario():
+        for _ in range(5):
+            sandbox = PythonSandbox(PATIENT, concurrency=8)
+            await sandbox.start()
+            calls = [asyncio.create_task(sandbox.run("print(1)")) for _ in range(16)]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            await sandbox.close()
+            await asyncio.wait(calls)
+            assert {type(call.exception()) for call in calls} <= {type(None), SandboxUnavailable}
+
+    asyncio.run(scenario())
+    assert capfd.readouterr().err == ""
+
+
 def test_calls_survive_the_fork_servers_death(caplog):
     async def scenario():
         before = children(os.getpid())
