@@ -167,8 +167,9 @@ class Watch:
                 step()
                 away_since = None
             except (redis.ConnectionError, redis.TimeoutError) as error:
-                away_since = away_since or time.monotonic()
-                log.warning("Redis does not answer: %s", error)
+                if away_since is None:
+                    away_since = time.monotonic()
+                    log.warning("Redis does not answer: %s", error)
                 if time.monotonic() - away_since > REDIS_AWAY_S:
                     raise RedisFailed(
                         f"Redis has not answered for {REDIS_AWAY_S:g} s ({error}); once it is back, start this again: "
