@@ -48,6 +48,8 @@ class Routes:
             run = self._ledger.coordinator.run
             versions = await self._ledger(self._ledger.coordinator.versions)
             self._labels = {Label(run, version, weights.digest[:16]) for version, weights in versions.items()}
+            if not versions and (label.run, label.version) == (run, 0):
+                return True  # the coordinator loaded it; the trainer, which publishes version 0, is still starting
         return label in self._labels
 
     async def mark(self, name: str, reason: str) -> None:
