@@ -17,7 +17,7 @@ import math
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from pipeline import config
 from pipeline.data import Problem, evaluation_problems, training_problems
 from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
-from pipeline.weights import BadWeights, Label, read_manifest
+from pipeline.weights import Label
 from workers.chat import Chat
 from workers.engine import Engine, EngineError, connections, sampling
 from workers.environments import Environment, open_environment
@@ -153,25 +153,15 @@ async def _with_scorer(
     settings: config.Config, urls: list[str], version: int | None, temperature: float | None, use: Callable
 ) -> Any:
     chat = Chat(settings.model_path)
-    labels = set(_published(settings))
     parameters = sampling(settings.rollout, chat.end_token, temperature)
 
-    async def published(label: Label) -> bool:
-        return label in labels
+    async def published(label: Label) -> bool:  # whoever loaded the weights has verified them
+        return label.run == settings.run.name
 
     async with open_environment(settings.environment) as make_environment, connections() as http:
         timeout = settings.rollout.request_timeout_s
         engines = itertools.cycle([Engine(url, url, http, parameters, published, timeout) for url in urls])
         return await use(Scorer(settings, chat, make_environment, lambda: next(engines), version))
-
-
-def _published(settings: config.Config) -> Iterable[Label]:
-    """Labels of the weights in the run's folder."""
-    for folder in (settings.folder / "weights").glob("*/"):
-        try:
-            yield read_manifest(folder).label(settings.run.name)
-        except BadWeights:  # one that is being written or deleted
-            continue
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,115 @@
+"""Scripted episodes for the cold start: the environment writes the replies, its verifier keeps the good ones.
+
+    cold-start problems ─▶ play(…, Script) ─▶ outcome 1 ─▶ {run folder}/traces.bin
+                             └─ demonstrate() in place of an engine; the tool and the verifier are the real ones
+
+    python -m workers.traces RUN.toml
+
+traces.bin: encoded trajectories in random order, each after its length (4 bytes, little-endian).
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import config
+from pipeline.data import Problem, cold_start_problems
+from pipeline.errors import ConfigError
+from pipeline.ledger_types import Reservation
+from pipeline.trajectory import Trajectory
+from workers.chat import Chat
+from workers.engine import Reply
+from workers.environments import Environment, open_environment
+from workers.episode import EpisodeFailed, play
+from workers.program import run
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+
+
+class NoDemonstration(EpisodeFailed):
+    """The environment has no scripted reply to this turn."""
+
+
+class Script:
+    """Stands in for an engine: says what the environment demonstrates. Its log-probs are 0: it never hesitates."""
+
+    name = "script"
+
+    def __init__(self, environment: Environment, chat: Chat):
+        self.environment, self.chat = environment, chat
+
+    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0) -> Reply:
+        text = self.environment.demonstrate()
+        if text is None:
+            raise NoDemonstration("ENVIRONMENT", f"{type(self.environment).__name__}.demonstrate: none for this turn")
+        reply = [*self.chat.encode(text), self.chat.end_token]
+        if len(reply) > max_tokens:
+            raise NoDemonstration("ENVIRONMENT", f"the reply has {len(reply)} tokens, there is room for {max_tokens}")
+        return Reply(reply, np.zeros(len(reply), np.float32), "stop", [(0, len(reply), at_least)])
+
+
+async def traces(settings: config.Config, problems: list[Problem]) -> list[Trajectory]:
+    """The verifier-positive demonstrations of the problems, in random order. Raises ConfigError if there are none."""
+    chat = Chat(settings.model_path)
+    problems = random.Random(settings.run.seed).sample(problems, len(problems))
+    places = asyncio.Semaphore(AT_ONCE)
+    failures: list[EpisodeFailed] = []
+
+    async with open_environment(settings.environment) as make_environment:
+
+        async def trace(number: int, problem: Problem) -> Trajectory | None:
+            async with places:
+                environment = make_environment()
+                payload = json.dumps(problem).encode()
+                r = Reservation(f"trace-{number}", problem["id"], payload, 0, 0, 0, 0.5, 1)
+                try:
+                    return await play(r, environment, Script(environment, chat), chat, settings)
+                except EpisodeFailed as error:
+                    failures.append(error)
+                    return None
+
+        played = await asyncio.gather(*(trace(number, problem) for number, problem in enumerate(problems)))
+    good = [t for t in played if t and t.outcome == 1 and t.finish_reason == "stop"]
+    log.info("%d of %d demonstrations are verifier-positive", len(good), len(problems))
+    if not good:
+        raise ConfigError(
+            f"no demonstration of {len(problems)} problems earned its full reward"
+            f"{f'; the last failure: {failures[-1]}' if failures else ''}; remove [cold_start], or give "
+            f"{settings.environment.name} a demonstrate() for [data]'s tasks"
+        )
+    return good
+
+
+def write(path: Path, trajectories: list[Trajectory]) -> None:
+    """traces.bin, at once or not at all."""
+    draft = path.with_suffix(".new")
+    with draft.open("wb") as file:
+        for trajectory in trajectories:
+            message = trajectory.encode()
+            file.write(struct.pack("<I", len(message)) + message)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m workers.traces", description=__doc__.splitlines()[0])
+    parser.add_argument("run", metavar="RUN.toml")
+    settings = config.load(parser.parse_args().run)
+    if settings.cold_start is None:
+        raise ConfigError("traces are for the cold start: add a [cold_start] table to the run's file")
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    write(settings.folder / "traces.bin", asyncio.run(traces(settings, cold_start_problems(settings))))
+
+
+if __name__ == "__main__":
+    run(main)
