@@ -21,7 +21,7 @@ import redis
 from pipeline import keys
 from pipeline.config import Config
 from pipeline.coordinator import Batch, Coordinator
-from pipeline.errors import HeadraceError, RolledBack
+from pipeline.errors import HeadraceError, RolledBack, UnknownRun
 from pipeline.progress import Progress, record_metrics
 from pipeline.weights import MANIFEST, read_manifest
 from trainer import checkpoint, model
@@ -76,9 +76,23 @@ class Trainer:
             self.version, self.recent = 0, []
             self.probe = list(read_manifest(config.folder / "weights" / "0").probe_tokens)
         self.saved = self.version
+        self._on_first(self._wait_for_ledger)
         self._on_first(self._forget_metrics)
         self._join()
         self.clock = time.monotonic()
+
+    def _wait_for_ledger(self) -> None:
+        """The coordinator makes it, and may be starting still. Raises UnknownRun if it takes too long."""
+        end = time.monotonic() + self.config.engines.start_timeout_s
+        while True:
+            try:
+                self.ledger.fields()
+                return
+            except UnknownRun:
+                if time.monotonic() > end or self.stop():
+                    raise
+                self.progress.waiting(f"run {self.config.run.name} to be created by the coordinator")
+                time.sleep(STATUS_S)
 
     def _join(self) -> None:
         entries = [entry for batch in self.recent for entry in batch]
