@@ -15,6 +15,7 @@ from redis import Redis
 
 from pipeline import evals
 from pipeline.coordinator import Coordinator
+from pipeline.errors import UnknownRun
 from pipeline.progress import read_metrics, read_processes
 
 REFRESH_S = 0.5
@@ -100,7 +101,10 @@ class Display:
         if time.monotonic() < self._next and not now:
             return
         self._next = time.monotonic() + (REFRESH_S if self._terminal else PLAIN_S)
-        snapshot = self._watch.read()
+        try:
+            snapshot = self._watch.read()
+        except UnknownRun:  # the coordinator has not made it yet
+            return
         if self._live:
             height = self._live.console.size.height
             self._live.update(render(snapshot, height), refresh=True)
