@@ -72,23 +72,6 @@ local function release_surplus()
   return #entries > 0
 end
 
--- with B' > B: the latest reservation that no longer fits before the first overfull deadline
-local function release_overfull()
-  local slack = slacks()
-  for k = run.head, last do
-    if slack[k] < 0 then
-      local newest, number = nil, -1
-      for b = run.head, k do
-        local top = redis.call('ZREVRANGEBYSCORE', RESERVED, (b + 1) * SHIFT - 1, b * SHIFT, 'WITHSCORES', 'LIMIT', 0, 1)
-        if top[1] and tonumber(top[2]) % SHIFT > number then newest, number = top[1], tonumber(top[2]) % SHIFT end
-      end
-      release(newest, 'surplus')
-      return true
-    end
-  end
-  return false
-end
-
 -- pull forward: an OCCUPIED entry of a later buffer into an earlier open place, oldest V_traj first
 local function pull_forward()
   local slack = slacks()
@@ -116,6 +99,6 @@ end
 
 -- after every transition that fills a place or drops a reservation: to a fixed point, then what a reader sees
 local function settle()
-  while release_surplus() or release_overfull() or pull_forward() do end
+  while release_surplus() or pull_forward() do end
   show_window()
 end

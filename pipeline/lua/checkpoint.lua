@@ -9,7 +9,7 @@ local version = tonumber(ARGV[6])
 if version > run.head then return reply('AHEAD') end
 if version > run.checkpoint then
   forget_buffers(run.oldest, run.checkpoint - 1)
-  run.oldest = math.max(run.oldest, run.checkpoint)
+  run.oldest, run.checkpoint = math.max(run.oldest, run.checkpoint), version
   redis.call('HSET', RUN, 'checkpoint', version, 'oldest', run.oldest)
   record('checkpoint', 'version', version, 'oldest', run.oldest)
 end

@@ -1,0 +1,73 @@
+"""What a reader sees, in the client and by redis-cli alone."""
+
+import pytest
+import redis
+
+from pipeline import keys
+from pipeline.coordinator import Coordinator
+from pipeline.errors import ConfigError
+
+
+def test_the_status_counts_everything_and_says_what_the_run_waits_for(new_run, names):
+    d = new_run(prompts=10, batch_size=2, max_staleness=1)
+    assert d.c.status()["waiting"] == "buffer 0: 0 of 2 finished, 0 in flight; no worker has reserved"
+    r = d.reserve()
+    assert "0 of 2 finished, 1 in flight; most urgent: prompt" in d.c.status()["waiting"]
+    d.c.release(r.entry, "cancelled")
+    d.fill_head()
+    assert d.c.status()["waiting"] == ""
+    d.c.consume(names.trainer, 0)
+    assert d.c.status()["waiting"] == "update 0 is being made: version 1 is not published yet"
+    d.publish()
+    status = d.c.status()
+    assert (status["version"], status["head"], status["event"], status["placed"], status["consumed"]) == (1, 1, 1, 2, 2)
+    assert status["staleness"] == {0: 2}
+    assert status["released"] == {"cancelled": 1}
+    assert status["prompts"] == {"idle": 10, "in flight": 0, "quarantined": 0}
+    assert [(e["name"], e["version"], e["state"]) for e in status["engines"]] == [(names.engine, 1, "ready")]
+    assert [w["name"] for w in status["workers"]] == [names.worker]
+
+
+def test_a_run_without_engines_or_trainer_says_so(client, run):
+    c = Coordinator.create(client, run, {"batch_size": 1})
+    assert c.status()["waiting"].endswith("no engine is ready")
+
+
+def test_placeholders_are_drawn_as_late_as_their_deadlines_allow(new_run):
+    d = new_run(batch_size=4, max_staleness=2)
+    for _ in range(6):
+        d.reserve()
+    views = d.c.buffers()
+    assert [(b.state, b.reserved, b.due, b.over) for b in views] == [
+        ("PENDING", 0, 0, 0),
+        ("PENDING", 2, 0, 0),
+        ("STUCK", 4, 6, 0),
+    ]
+
+
+def test_pending_somewhere_is_the_same_as_admitted(new_run):
+    d = new_run(batch_size=3, max_staleness=1)
+    for _ in range(7):
+        pending = any(b.state == "PENDING" for b in d.c.buffers())
+        assert pending == (getattr(d.reserve(), "version", None) == 0)
+
+
+def test_a_person_reads_a_buffer_with_redis_cli(new_run):
+    d = new_run()
+    d.finish(d.reserve())
+    found = d.client.hgetall(keys.buffer(d.run, 0))
+    assert found == {
+        b"state": b"PENDING",
+        b"occupied": b"1",
+        b"reserved": b"0",
+        b"due": b"0",
+        b"over": b"0",
+        b"capacity": b"4",
+        b"target": b"4",
+        b"min_version": b"0",
+    }
+
+
+def test_a_client_that_decodes_responses_is_refused(run):
+    with pytest.raises(ConfigError, match="decode_responses"):
+        Coordinator(redis.Redis(decode_responses=True), run)

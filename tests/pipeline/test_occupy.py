@@ -1,0 +1,253 @@
+"""Occupy gives a finished entry the earliest place that leaves all the others placeable."""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pipeline import keys
+from pipeline.coordinator import Placed, Refused, Surplus
+from pipeline.errors import BadTrajectory
+
+
+def test_the_example_of_the_page(new_run, names):
+    """η = 1, B = 4, head = version = 1: six reserve, all with deadline 2; the first to finish occupies buffer 1."""
+    d = new_run(max_staleness=1)
+    d.update()
+    six = [d.reserve() for _ in range(6)]
+    assert [r.deadline for r in six] == [2] * 6
+    assert (d.buffer(1).reserved, d.buffer(2).reserved, d.buffer(2).due) == (2, 4, 6)
+    assert (d.buffer(1).state, d.buffer(2).state) == ("PENDING", "STUCK")
+    assert d.finish(six[0]) == Placed(1)
+    assert (d.buffer(1).occupied, d.buffer(1).reserved, d.buffer(2).reserved) == (1, 1, 4)
+    assert [d.finish(r) for r in six[1:]] == [Placed(1)] * 3 + [Placed(2)] * 2
+    assert (d.buffer(1).state, d.buffer(2).state, d.buffer(1).min_version) == ("READY", "PENDING", 1)
+
+
+def test_a_fresh_entry_leaves_the_place_that_an_older_one_still_needs(new_run, names):
+    d = new_run(batch_size=1, max_staleness=1)
+    d.c.register_engine("old", 0)
+    d.fill_head()
+    straggler = d.reserve(engine="old")
+    d.c.consume(names.trainer, 0)
+    d.publish()
+    fresh = d.reserve()
+    assert (straggler.deadline, fresh.deadline) == (1, 2)
+    assert d.finish(fresh) == Placed(2)
+    assert d.finish(straggler) == Placed(1)
+
+
+def test_what_the_straggler_gave_up_is_filled_from_later_buffers(new_run, names):
+    d = new_run(batch_size=1, max_staleness=1)
+    d.c.register_engine("old", 0)
+    d.fill_head()
+    straggler = d.reserve(engine="old")
+    d.c.consume(names.trainer, 0)
+    d.publish()
+    fresh = d.reserve()
+    assert d.finish(fresh) == Placed(2)
+    d.c.release(straggler.entry, "failed")
+    assert (d.buffer(1).state, d.buffer(2).occupied) == ("READY", 0)
+    assert d.entry(fresh.entry)["buffer"] == "1"
+
+
+def test_with_redundancy_the_open_place_goes_to_whoever_is_finished_and_the_rest_is_surplus(new_run, names):
+    """η = 1, B = 4, B' = 5, {34: 3 OCCUPIED + 2 due 34, 35: 4 OCCUPIED + 1 due 35}; here 34 is head 1."""
+    d = new_run(batch_size=4, buffer_capacity=5, max_staleness=1)
+    d.c.register_engine("old", 0)
+    for r in [d.reserve() for _ in range(7)]:
+        d.finish(r)
+    slow = [d.reserve(engine="old") for _ in range(2)]
+    d.c.consume(names.trainer, 0)
+    d.publish()
+    *early, late = [d.reserve() for _ in range(5)]
+    assert [d.finish(r) for r in early] == [Placed(2)] * 4
+    assert [(b.occupied, b.due) for b in d.c.buffers() if b.id > 0] == [(3, 2), (4, 1)]
+    assert d.finish(late) == Placed(1)
+    assert d.buffer(1).state == "READY_WITH_CAPACITY"
+    assert [d.entry(r.entry)["state"] for r in slow] == ["SURPLUS", "SURPLUS"]
+    assert set(d.c.renew(names.worker, [r.entry for r in slow]).cancelled) == {r.entry for r in slow}
+    assert d.finish(slow[0]) == Refused("GONE")
+
+
+def test_with_redundancy_head_does_not_wait_for_a_straggler_while_a_finished_later_entry_fits(new_run, names):
+    """η = 2, B = 1, B' = 2: reserve V, V, V-1, V-2, V-2; occupy V; release V-2; occupy V; consume."""
+    d = new_run(batch_size=1, buffer_capacity=2, max_staleness=2)
+    d.c.register_engine("V-2", 0)
+    d.update()
+    d.c.register_engine("V-1", 1)
+    d.update()
+    first, second = d.reserve(), d.reserve()
+    slow, slower, slowest = d.reserve(engine="V-1"), d.reserve(engine="V-2"), d.reserve(engine="V-2")
+    d.finish(first)
+    d.c.release(slower.entry, "failed")
+    assert (d.buffer(2).state, d.entry(first.entry)["buffer"]) == ("READY_WITH_CAPACITY", "2")
+    assert d.entry(slowest.entry)["state"] == "SURPLUS"
+    d.finish(second)
+    assert [ref.entry for ref in d.c.consume(names.trainer, 2).refs] == [first.entry]
+    assert (d.buffer(3).state, d.entry(second.entry)["buffer"]) == ("READY_WITH_CAPACITY", "3")
+    assert d.entry(slow.entry)["state"] == "SURPLUS"
+
+
+def test_the_same_occupy_gets_the_first_answer_and_stores_one_payload(new_run):
+    d = new_run()
+    r = d.reserve()
+    assert d.finish(r) == Placed(0)
+    evidence, stored = d.prompt(r.prompt), d.stored_payloads()
+    assert d.finish(r) == Placed(0)
+    assert d.finish(r, client=d.new_client()) == Placed(0)
+    assert (d.prompt(r.prompt), d.stored_payloads(), d.c.status()["placed"]) == (evidence, stored, 1)
+
+
+def test_a_transaction_sent_twice_counts_once(new_run, names):
+    """redis-py repeats by itself when a reply is lost: the same XADD, the same EVALSHA."""
+    d = new_run()
+    r = d.reserve()
+    payload = names.trajectory(r).encode()
+    stream = keys.trajectories(d.run, names.worker)
+    args = [d.ms, 0, 0, 0, r.entry, names.worker, r.prompt, 0, 0, "77-0", "1.0"]
+    occupy = ("occupy", [*keys.fixed(d.run), keys.entry(d.run, r.entry), stream], args)
+    scripts = d.c._ledger.scripts
+    first, again = (scripts.run_after([("XADD", stream, "77-0", "payload", payload)], *occupy) for _ in range(2))
+    assert first[1] == again[1]
+    assert d.stored_payloads() == {(names.worker, "77-0")}
+
+
+def test_gone_entries_leave_no_payload(new_run):
+    d = new_run()
+    r = d.reserve()
+    d.c.release(r.entry, "cancelled")
+    assert d.finish(r) == Refused("GONE")
+    assert d.finish(r, client=d.new_client()) == Refused("GONE")
+    assert d.stored_payloads() == set()
+    r = d.reserve()
+    d.client.delete(keys.entry(d.run, r.entry))
+    assert d.finish(r) == Refused("GONE")
+    assert d.finish(r, client=d.new_client()) == Refused("GONE")
+    assert d.stored_payloads() == set()
+
+
+def test_a_segment_older_than_the_trajectory_is_refused_and_the_entry_stays(new_run, names):
+    d = new_run()
+    d.update()
+    r = d.reserve()
+    before = d.everything()
+    assert d.finish(r, segments=[(1, 2, "e0", 0)]) == Refused("OLD")
+    assert d.everything() == before
+    assert d.finish(r, segments=[(1, 1, "e0", 1), (2, 1, "e0", 2)]) == Placed(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"outcome": float("nan")}, "NOT_FINITE"),
+        ({"outcome": 1.5}, "RANGE"),
+        ({"reward": float("inf")}, "NOT_FINITE"),
+        ({"rollout_logprobs": [0.0, float("nan"), -1.0]}, "NOT_FINITE"),
+        ({"loss_mask": [0, 1]}, "LENGTH"),
+        ({"tokens": list(range(400)), "loss_mask": [0] * 400, "rollout_logprobs": [0.0] * 400, "segments": []}, "SIZE"),
+        ({"prompt_id": "another"}, "PROMPT"),
+        ({"version": 1, "segments": [(1, 2, "e0", 1)]}, "VERSION"),
+        ({"entry": "another"}, "FOREIGN"),
+    ],
+)
+def test_bad_trajectories_are_refused_with_a_code_and_the_entry_stays_reserved(new_run, names, changes, code):
+    d = new_run(max_trajectory_bytes=2000)
+    r = d.reserve()
+    with pytest.raises(BadTrajectory) as error:
+        d.c.occupy(r.entry, [names.trajectory(r, **changes)])
+    assert error.value.code == code
+    assert d.entry(r.entry)["state"] == "RESERVED"
+    assert d.stored_payloads() == set()
+    assert d.finish(r) == Placed(0)
+
+
+def test_an_entry_takes_exactly_one_trajectory_of_each_member(new_run, names):
+    d = new_run(group_size=2)
+    r = d.reserve()
+    for group in ([names.trajectory(r)], [names.trajectory(r)] * 3, []):
+        with pytest.raises(BadTrajectory):
+            d.c.occupy(r.entry, group)
+    assert d.stored_payloads() == set()
+    assert d.c.occupy(r.entry, [names.trajectory(r, 1.0), names.trajectory(r, 0.0, member=1)]) == Placed(0)
+    assert len(d.stored_payloads()) == 2
+
+
+def test_the_prompt_is_idle_again_with_its_outcome_as_evidence(new_run):
+    d = new_run(prompts=1)
+    r = d.reserve()
+    d.finish(r, outcome=1.0)
+    assert float(d.prompt(r.prompt)["value"]) == 5 / 9
+    assert d.reserve().value == 5 / 9
+
+
+def test_evidence_is_equal_under_any_permutation_of_receipts(new_run, names):
+    """Three entries of one prompt from events 0, 1 and 2, finished in all six orders."""
+    found = []
+    for number, order in enumerate(itertools.permutations(range(3))):
+        d = new_run(prompts=0, batch_size=6, max_staleness=2) if number == 0 else d
+        prompt = f"only-{number}"
+        taken = []
+        d.c.add_prompts([{"id": prompt}])
+        fields = {"state": "RESERVED", "prompt": prompt, "version": 0, "deadline": 2, "worker": names.worker}
+        for event in range(3):  # one prompt is never in flight twice, so these entries are written by hand
+            entry = f"{prompt}-{event}"
+            d.client.hset(keys.entry(d.run, entry), mapping=fields | {"event": event, "exponential": 1, "value": 0.5})
+            taken.append(entry)
+        for i in order:
+            r = type("R", (), {"prompt": prompt, "entry": taken[i], "version": 0, "event": i, "value": 0.5})
+            assert isinstance(d.finish(r, outcome=[0.0, 1.0, 0.25][i]), Placed | Surplus)
+        evidence = d.prompt(prompt)
+        found.append((float(evidence["alpha"]), float(evidence["beta"])))
+    rho = 0.875
+    alpha = rho**2 * 4 + rho * 1 + 0.25
+    beta = rho**2 * 4 + rho**2 * 1 + 0.75
+    assert all(pair == pytest.approx((alpha, beta), rel=1e-12) for pair in found)
+
+
+def test_two_clients_of_one_worker_with_ids_out_of_order_lose_nothing(new_run, names):
+    d = new_run(batch_size=16, max_staleness=0)
+    taken = d.reserve_all()
+    clients = [d.new_client(), d.new_client()]
+    clients[0]._ledger.streams.clear()
+    for i, r in enumerate(taken):
+        streams = clients[i % 2]._ledger.streams
+        if i > 2:
+            streams[names.worker].newest = 2**42 if i % 2 else 2**42 - 100  # behind what the other one sent
+        assert d.finish(r, client=clients[i % 2]) == Placed(0)
+    assert len(d.stored_payloads()) == 16
+    batch = d.c.consume(names.trainer, 0)
+    assert [t.entry for t in d.c.fetch(batch.refs)] == [r.entry for r in taken]
+
+
+def test_sixteen_threads_of_one_worker_lose_nothing(new_run, names):
+    d = new_run(prompts=64, batch_size=32, max_staleness=1)
+    taken = d.reserve_all()
+    barrier = threading.Barrier(16)
+
+    def work(mine):
+        barrier.wait()
+        return [d.finish(r) for r in mine]
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [a for part in pool.map(work, [taken[i::16] for i in range(16)]) for a in part]
+    assert all(isinstance(a, Placed) for a in answers)
+    refs = d.c.consume(names.trainer, 0).refs + d.c.peek(1)
+    assert {t.entry for t in d.c.fetch(refs)} == {r.entry for r in taken}
+
+
+def test_a_script_flush_loses_nothing(new_run, names):
+    d = new_run()
+    r = d.reserve()
+    d.client.script_flush()
+    assert d.finish(r) == Placed(0)
+    d.client.script_flush()
+    assert d.reserve().version == 0
+    assert len(d.stored_payloads()) == d.c.status()["placed"] == 1
+
+
+def test_another_process_that_never_reserved_can_hand_in_the_entry(new_run):
+    d = new_run()
+    r = d.reserve()
+    assert d.finish(r, client=d.new_client()) == Placed(0)
