@@ -11,11 +11,6 @@ USER = [{"role": "user", "content": "12 * 7 = ?"}]
 TOOL = [{"role": "tool", "content": "84"}]
 
 
-@pytest.fixture(scope="session")
-def chat(tiny_model):
-    return Chat(tiny_model)
-
-
 def template(folder, tiny_model, text):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((tiny_model / name).read_bytes())

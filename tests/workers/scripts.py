@@ -1,0 +1,29 @@
+"""A scripted stand-in for an engine, for what no real one can be made to say."""
+
+import numpy as np
+
+from pipeline.ledger_types import Reservation
+from workers.engine import Reply
+
+
+class Scripted:
+    """Says the given replies, one a turn; a reply ending in … is cut there: no end token, finish_reason "length"."""
+
+    name = "scripted"
+
+    def __init__(self, chat, *replies: str, version: int = 0):
+        self.chat, self.replies, self.version = chat, list(replies), version
+        self.prompts: list[list[int]] = []
+
+    async def generate(self, tokens, max_tokens, at_least=0):
+        self.prompts.append(list(tokens))
+        text = self.replies.pop(0)
+        cut = text.endswith("…")
+        ids = self.chat.encode(text.removesuffix("…")) + ([] if cut else [self.chat.end_token])
+        ids = ids[:max_tokens]
+        logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
+        return Reply(ids, logprobs, "length" if cut else "stop", [(0, len(ids), self.version)])
+
+
+def reservation(payload: bytes, version: int = 0) -> Reservation:
+    return Reservation("entry-1", "prompt-1", payload, version, version + 2, 3, 0.25, 1)
