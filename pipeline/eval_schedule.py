@@ -15,17 +15,16 @@ from pathlib import Path
 from redis import Redis
 
 from pipeline import evals, keys
-from pipeline.progress import EXPIRE_S
 
 log = logging.getLogger(__name__)
 
 
 class EvalSchedule:
-    """Of one run; timeout_s counts from the request."""
+    """Of one run; timeout_s counts from the request; a worker without its lease of lease_s is gone."""
 
-    def __init__(self, client: Redis, run: str, every: int, last_version: int, timeout_s: float):
-        self._client, self._run = client, run
-        self._every, self._last_version, self._timeout_s = every, last_version, timeout_s
+    def __init__(self, client: Redis, run: str, every: int, last_version: int, timeout_s: float, lease_s: float):
+        self._client, self._run, self._every, self._last_version = client, run, every, last_version
+        self._timeout_s, self._lease_s = timeout_s, lease_s
         self._archived: set[int] = set()  # versions whose end is in the file, or in the log
 
     def held(self) -> int | None:
@@ -39,7 +38,7 @@ class EvalSchedule:
             who = f"{worker} took" if worker else "no worker took it up for"
             error = f"{who} longer than eval.timeout_s = {self._timeout_s:g}"
             evals.fail(self._client, self._run, version, worker, error)
-        elif worker and age_s > EXPIRE_S and not self._client.exists(keys.process(self._run, worker)):
+        elif worker and self._is_gone(evaluation):
             log.warning("%s is gone; version %d is evaluated by another worker", worker, version)
             evals.give_back(self._client, self._run, version, worker)
         return version
@@ -71,6 +70,12 @@ class EvalSchedule:
 
     def _due(self, version: int, previous: int) -> bool:
         return version >= self._last_version or version // self._every > previous // self._every
+
+    def _is_gone(self, evaluation: evals.Evaluation) -> bool:
+        # a worker that has just come up has no lease before its first renewal
+        if time.time() - evaluation.claimed_ms / 1000 < self._lease_s:
+            return False
+        return self._client.zscore(keys.workers(self._run), evaluation.worker) is None
 
     def _newest(self) -> evals.Evaluation | None:
         found = self._client.zrange(keys.evaluations(self._run), -1, -1)

@@ -18,11 +18,12 @@ from pipeline import keys
 
 @dataclass(frozen=True)
 class Evaluation:
-    """success: mean outcome in [0, 1]; stderr: of that mean, over problems; seconds: from claim to finish."""
+    """worker: its incarnation; success: mean outcome in [0, 1]; stderr: of it, over problems; seconds: of the work."""
 
     version: int
     state: str = "requested"  # requested | running | done | failed
     requested_ms: int = 0
+    claimed_ms: int = 0
     worker: str = ""
     success: float | None = None
     stderr: float | None = None
@@ -40,19 +41,21 @@ def request(client: Redis, run: str, version: int) -> None:
     key = keys.evaluation(run, version)
     pipe = client.pipeline()
     pipe.hsetnx(key, "state", "requested")
-    pipe.hsetnx(key, "requested_ms", time.time_ns() // 1_000_000)
+    pipe.hsetnx(key, "requested_ms", _now_ms())
     pipe.zadd(keys.evaluations(run), {str(version): version})
     pipe.execute()
 
 
 def claim(client: Redis, run: str, worker: str) -> int | None:
-    """The version that this worker shall evaluate now, or None. Of several workers exactly one gets it."""
+    """The version that this worker incarnation shall evaluate now, or None. Of several exactly one gets it."""
     newest = client.zrange(keys.evaluations(run), -1, -1)
     if not newest:
         return None
     version = int(newest[0])
-    free = client.hget(keys.evaluation(run, version), "state") == b"requested"
-    return version if free and _change(client, run, version, "requested", "", state="running", worker=worker) else None
+    if client.hget(keys.evaluation(run, version), "state") != b"requested":
+        return None
+    claimed = _change(client, run, version, "requested", "", state="running", worker=worker, claimed_ms=_now_ms())
+    return version if claimed else None
 
 
 def finish(
@@ -115,7 +118,18 @@ def _change(client: Redis, run: str, version: int, state: str, worker: str, /, *
 
 
 def _parse(version: int, found: dict[bytes, bytes]) -> Evaluation:
-    kinds = {"requested_ms": int, "trajectories": int, "success": float, "stderr": float, "seconds": float}
+    kinds = {
+        "requested_ms": int,
+        "claimed_ms": int,
+        "trajectories": int,
+        "success": float,
+        "stderr": float,
+        "seconds": float,
+    }
     known = {field.name for field in fields(Evaluation)} - {"version"}
     values = {name.decode(): value.decode() for name, value in found.items() if name.decode() in known}
     return Evaluation(version, **{name: kinds.get(name, str)(value) for name, value in values.items()})
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

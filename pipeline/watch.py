@@ -65,15 +65,15 @@ class Watch:
     """The coordinator process's work, until `stop` is set."""
 
     def __init__(self, config: Config, client: redis.Redis, engine_urls: Sequence[str]):
-        run, every = config.run.name, config.eval.every
-        self._config, self._client, self._run = config, client, run
+        self._config, self._client, self._run = config, client, config.run.name
         self._coordinator = self._create()
         engines = config.engines
         self.fleet = EngineFleet(
             self._coordinator, list(engine_urls), config.folder, engines.load_timeout_s, engines.probe_tolerance
         )
-        self.evals = EvalSchedule(client, run, every, config.run.total_steps, config.eval.timeout_s)
-        self._progress = Progress(client, run, NAME, "coordinator")
+        every, last, lease_s = config.eval.every, config.run.total_steps, config.buffers.lease_s
+        self.evals = EvalSchedule(client, self._run, every, last, config.eval.timeout_s, lease_s)
+        self._progress = Progress(client, self._run, NAME, "coordinator")
         self._wanted: int | None = None  # the version that the engines should serve
         self._error: BaseException | None = None
 
