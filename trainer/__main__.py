@@ -36,14 +36,15 @@ def _train(arguments: argparse.Namespace, stop) -> None:
     url = arguments.redis or os.environ.get("REDIS_URL") or config.redis.url
     if not url:
         raise ConfigError("which Redis? give --redis URL, or set REDIS_URL or redis.url")
-    # torch takes seconds to import: settings are checked first
     import redis
 
     from pipeline.redis_server import RedisFailed, connect
+
+    client = connect(url)
+    # torch takes seconds to import: whatever can be wrong before is found before
     from trainer.loop import Trainer
     from trainer.ranks import joined
 
-    client = connect(url)
     try:
         with joined(config.trainer) as ranks:
             Trainer(config, client, ranks, stop).run()

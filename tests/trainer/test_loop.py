@@ -1,0 +1,265 @@
+"""The training loop on a real ledger: order, resume, publication. A kill is an exception that nothing handles."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline import keys, weights
+from pipeline.errors import Fenced
+from pipeline.redis_server import RedisServer, connect
+from tests.trainer.ledger import Producer, make_run
+from trainer import checkpoint
+from trainer.loop import Trainer
+from trainer.ranks import joined
+from trainer.update import TrainingFailed
+
+TIMES = {"time_ms", "wait_seconds", "idle_seconds", "step_seconds", "tokens_per_second"}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def client(redis_url):
+    with connect(redis_url) as client:
+        yield client
+
+
+def train(config, client, stop=lambda: False, kind=Trainer):
+    with joined(config.trainer) as ranks:
+        trainer = kind(config, client, ranks, stop)
+        trainer.run()
+        return trainer
+
+
+def recorded(config):
+    return [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(lines):
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def last_weights(config):
+    (folder,) = (config.folder / "weights").glob(f"{config.run.total_steps}-*")
+    weights.verify_files(folder)
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(redis_url, tmp_path_factory):
+    """Metrics and final weights of a run that nothing disturbed."""
+    with connect(redis_url) as client:
+        config = make_run(tmp_path_factory.mktemp("runs"), "uninterrupted")
+        with Producer(client, config):
+            train(config, client)
+        return without_times(recorded(config)), last_weights(config)
+
+
+def test_a_run_records_every_update_and_publishes_every_version(client, run, tmp_path):
+    config = make_run(tmp_path, run)
+    with Producer(client, config) as producer:
+        trainer = train(config, client)
+    lines = recorded(config)
+    assert [line["version"] for line in lines] == [0, 1, 2, 3]
+    assert all(line["staleness"] == {"0": 4} and line["trajectories"] == 4 for line in lines)
+    assert all(abs(line["advantage_center"]) < 1e-12 for line in lines)
+    assert {"loss", "ess", "tis_max", "mismatch_kl", "entropy", "brier", "grad_norm", "lr"} <= lines[0].keys()
+    assert [json.loads(f[b"json"]) for _, f in client.xrange(keys.metrics(run))] == lines
+    published = producer.ledger.versions()
+    assert sorted(published) == [0, 1, 2, 3, 4]
+    assert published[0].path == "weights/0"
+    for version, found in published.items():
+        manifest = weights.verify_files(config.folder / found.path)
+        assert manifest.version == version
+        assert manifest.digest[:16] == found.digest
+        assert len(manifest.probe_tokens) == 32
+    assert published[3].path == f"weights/3-{trainer.incarnation}"
+    assert producer.ledger.status()["checkpoint"] == 4
+    assert sorted(p.name for p in (config.folder / "checkpoints").iterdir()) == ["2", "4"]
+
+
+class KilledBeforePublication(Trainer):
+    """Checkpoint 2 is durable, its weights are not written."""
+
+    def _publish(self, last=False):
+        if self.version == 2:
+            raise Killed
+        super()._publish(last)
+
+
+class KilledBeforeTheLedgerKnows(Trainer):
+    """Weights of version 3 lie on the disk; the ledger was not told."""
+
+    def _publish(self, last=False):
+        if self.version == 3:
+            self.ledger.publish = self._die
+        super()._publish(last)
+
+    def _die(self, *_):
+        raise Killed
+
+
+class KilledWhileItWaits(Trainer):
+    """Update 2 is done and published, but in no checkpoint."""
+
+    def _next_batch(self):
+        if self.version == 3:
+            raise Killed
+        return super()._next_batch()
+
+
+@pytest.mark.parametrize("kind", [KilledBeforePublication, KilledBeforeTheLedgerKnows, KilledWhileItWaits])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, run, tmp_path, uninterrupted, kind):
+    config = make_run(tmp_path, run)
+    with Producer(client, config) as producer:
+        with pytest.raises(Killed):
+            train(config, client, kind=kind)
+        assert checkpoint.newest(config.folder / "checkpoints").name == "2"
+        before = producer.ledger.versions()
+        train(config, client)
+    assert (without_times(recorded(config)), last_weights(config)) == uninterrupted
+    assert [json.loads(f[b"json"]) for _, f in client.xrange(keys.metrics(run))] == recorded(config)
+    after = producer.ledger.versions()
+    assert sorted(after) == [0, 1, 2, 3, 4]
+    assert all(after[version] == found for version, found in before.items()), "a version was published twice"
+
+
+def test_a_trainer_that_is_stopped_writes_a_checkpoint(client, run, tmp_path, uninterrupted):
+    config = make_run(tmp_path, run)
+    with Producer(client, config) as producer:
+        train(config, client, stop=lambda: int(producer.ledger.fields()["version"]) == 1)
+        assert checkpoint.newest(config.folder / "checkpoints").name == "1"
+        train(config, client)
+    assert last_weights(config) == uninterrupted[1]
+
+
+def test_publication_every_second_update_and_a_last_odd_one(client, run, tmp_path):
+    config = make_run(tmp_path, run, every=2, max_staleness=1, total_steps=5)
+    with Producer(client, config) as producer:
+        train(config, client)
+    assert sorted(producer.ledger.versions()) == [0, 2, 4, 5]
+    assert [set(line["staleness"]) <= {"0", "1"} for line in recorded(config)] == [True] * 5
+
+
+def test_minibatches_and_a_finished_run_started_again(client, run, tmp_path):
+    config = make_run(tmp_path, run, minibatches=2, total_steps=2)
+    with Producer(client, config) as producer:
+        train(config, client)
+        train(config, client)
+    assert len(recorded(config)) == 2
+    assert sorted(producer.ledger.versions()) == [0, 1, 2]
+
+
+def test_a_ledger_that_lost_its_last_writes_goes_on_from_the_trainer(client, run, tmp_path):
+    class Loses(Trainer):
+        snapshot = None
+
+        def _next_batch(self):
+            with producer.quiet:
+                ours = [key for key in client.scan_iter(f"hr:{{{run}}}*") if b":process" not in key]
+                if self.version == 2 and not self.snapshot:
+                    self.snapshot = {key: client.dump(key) for key in ours}
+                if self.version == 3 and not lost:
+                    lost.append(self.version)
+                    client.delete(*ours)
+                    for key, value in self.snapshot.items():
+                        client.restore(key, 0, value)
+            return super()._next_batch()
+
+    lost = []
+    config = make_run(tmp_path, run)
+    producer = Producer(client, config)
+    with producer:
+        trainer = train(config, client, kind=Loses)
+    assert lost == [3]
+    assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
+    assert sorted(p.name for p in (config.folder / "checkpoints").iterdir()) == ["3", "4"]
+    found = producer.ledger.versions()
+    assert found[3].path == f"weights/3-{trainer.incarnation}"
+    assert weights.verify_files(config.folder / found[4].path).version == 4
+
+
+def test_a_second_trainer_fences_the_first(client, run, tmp_path):
+    config = make_run(tmp_path, run)
+
+    class Overtaken(Trainer):
+        def _next_batch(self):
+            if self.version == 1:
+                self.ledger.join("another", 0)
+            return super()._next_batch()
+
+    with Producer(client, config), pytest.raises(Fenced):
+        train(config, client, kind=Overtaken)
+
+
+def test_waiting_ends_with_what_it_waited_for(client, run, tmp_path):
+    config = make_run(tmp_path, run)
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"wait_timeout_s": 1.0})})
+    Producer(client, config)  # never started
+    with pytest.raises(TrainingFailed, match="buffer 0: 0 of 4 finished"):
+        train(config, client)
+    assert b"buffer 0" in client.hget(keys.process(run, "trainer"), "waiting")
+
+
+def test_sigkill_then_sigterm_of_a_real_trainer_lose_and_repeat_nothing(client, redis_url, run, tmp_path):
+    config = make_run(tmp_path, run, total_steps=500, checkpoint_every=500)
+    command = [sys.executable, "-W", "error", "-m", "trainer", str(config.folder / "run.toml"), "--redis", redis_url]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with Producer(client, config) as producer:
+        process = subprocess.Popen(command, env=environment)
+        wait_until(lambda: producer.ledger.weights(2))
+        process.kill()
+        process.wait()
+        killed = producer.ledger.versions()
+        process = subprocess.Popen(command, env=environment)
+        wait_until(lambda: producer.ledger.weights(max(killed) + 1))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        reached = int(checkpoint.newest(config.folder / "checkpoints").name)
+        assert reached > max(killed)
+        assert [line["version"] for line in recorded(config)] == list(range(reached))
+        more = config.model_copy(update={"run": config.run.model_copy(update={"total_steps": reached + 1})})
+        train(more, client)
+    assert [line["version"] for line in recorded(config)] == list(range(reached + 1))
+    published = producer.ledger.versions()
+    assert sorted(published) == list(range(reached + 2))
+    assert all(published[version] == found for version, found in killed.items())
+    assert published[reached].path != published[reached + 1].path
+
+
+def wait_until(condition, timeout_s=60):
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_settings_are_refused_before_torch_is_imported(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[run]\nname = 1\n")
+    done = subprocess.run([sys.executable, "-m", "trainer", str(path)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "run.name" in done.stderr
+
+
+def test_a_redis_that_goes_away_ends_the_trainer_with_one_message(run, tmp_path):
+    config = make_run(tmp_path, run)
+    server = RedisServer.start(tmp_path / "redis")
+    with connect(server.url) as client:
+        ledger = Producer(client, config).ledger  # never started: the trainer waits
+        command = [sys.executable, "-m", "trainer", str(config.folder / "run.toml"), "--redis", server.url]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        wait_until(lambda: ledger.weights(0))
+    server.stop()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"Redis at {server.url} is gone" in stderr
+    assert "Traceback" not in stderr
