@@ -81,11 +81,14 @@ class EngineFleet:
         """Versions that engines serve."""
         return {member.serves.version for member in self.members if member.serves}
 
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, one sentence for each engine that is not routed to."""
+        return [f"{member.name}: {member.problem}" for member in self.members if member.problem]
+
     def __str__(self) -> str:
-        """One sentence of what the engines serve and what is wrong with them."""
-        parts = [f"{m.name} {f'version {m.serves.version}' if m.serves else 'not ready'}" for m in self.members]
-        problems = [f"{m.name}: {m.problem}" for m in self.members if m.problem]
-        return "; ".join([", ".join(parts), *problems])
+        """What each engine serves, such as "engine-0 v12, engine-1 -"."""
+        return ", ".join(f"{m.name} {f'v{m.serves.version}' if m.serves else '-'}" for m in self.members)
 
     def _bring(self, member: Member, weights: Weights, state: str | None) -> None:
         now = time.monotonic()

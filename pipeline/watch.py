@@ -35,8 +35,9 @@ from pipeline.weights import BadWeights, read_manifest, retain
 
 NAME = "coordinator"
 PASS_S = 1.0  # of the main thread
-PAUSE_S = 0.2  # events may come by the thousand; the engines' thread looks at most this often
-LOOK_S = 2.0  # … and at least this often, whatever the events say
+BATCH_S = 0.2  # events come by the thousand: the engines' thread looks through them at most this often,
+LOOK_S = 2.0  # at its engines at least this often,
+REACT_S = 0.05  # and at them this soon after an event that concerns them
 REDIS_AWAY_S = 60.0
 
 log = logging.getLogger(__name__)
@@ -117,13 +118,13 @@ class Watch:
         held = self.evals.held()
         if held is not None:
             return f"the evaluation of version {held}"
-        return f"{self.fleet}; the next version"
+        return "; ".join(self.fleet.problems) or "the next version"
 
     # -- the engines' thread
 
     def _watch_engines(self, stop: threading.Event) -> None:
         try:
-            self._repeat(lambda: self._look_after_engines(stop), PAUSE_S, stop)
+            self._repeat(lambda: self._look_after_engines(stop), REACT_S, stop)
         except BaseException as error:
             self._error = error
             stop.set()
@@ -142,7 +143,7 @@ class Watch:
             if any(event.kind in ("published", "joined", "engine") for event in found):
                 return
             last = found[-1].id if found else last
-            stop.wait(PAUSE_S)
+            stop.wait(BATCH_S)
 
     def _weights(self) -> Weights | None:
         """What the engines should serve: the version under evaluation, else the newest one."""
