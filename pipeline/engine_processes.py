@@ -19,7 +19,6 @@ from pipeline.engines import Engine
 from pipeline.errors import ConfigError
 from pipeline.programs import environment, log_of
 from pipeline.supervisor import Program
-from pipeline.weights import read_manifest
 
 STOP_GRACE_S = 10  # SGLang's parent takes its children down; after that its group is killed
 
@@ -73,11 +72,9 @@ def answers(url: str, timeout_s: float = 2) -> bool:
 
 def load_version(url: str, folder: Path, config: Config) -> None:
     """Give the engine the weights in `folder` and see that it computes with them. Raises EngineFailed or BadWeights."""
-    manifest = read_manifest(folder)
     engine = Engine(url)
     try:
-        engine.load(folder, manifest.label(config.run.name), config.engines.load_timeout_s)
-        engine.verify(manifest, config.run.name, config.engines.probe_tolerance)
+        engine.bring(folder, config.run.name, config.engines.load_timeout_s, config.engines.probe_tolerance)
     finally:
         engine.close()
 
