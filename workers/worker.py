@@ -22,7 +22,7 @@ from pipeline.coordinator import Coordinator, Refused, Reservation
 from pipeline.errors import HeadraceError, OtherSettings, UnknownRun
 from pipeline.progress import Progress
 from workers.chat import Chat
-from workers.engine import EngineGone, WrongWeights, sampling
+from workers.engine import Engine, EngineGone, WrongWeights, sampling
 from workers.environments import Environment
 from workers.episode import play
 from workers.eval_host import EvalHost
@@ -139,11 +139,12 @@ class Worker:
         """Try the ready engines, least loaded first; the last one's refusal is the answer."""
         answer: Reservation | Refused = Refused("ENGINE")
         for name in self.routes.order():
+            engine = self.routes.engine(name)
             entry = uuid.uuid4().hex  # ours, so that a repeated call is answered by the first one's reservation
             answer = await self.ledger(self.coordinator.reserve, self.incarnation, name, entry)
             if isinstance(answer, Reservation):
                 self.no_engine_since = None
-                self._begin(answer, name)
+                self._begin(answer, engine)
                 break
             if answer.reason not in ("ENGINE", "STALE", "FULL"):  # the same for every engine
                 break
@@ -179,29 +180,28 @@ class Worker:
 
     # -- one entry
 
-    def _begin(self, reservation: Reservation, engine: str) -> None:
+    def _begin(self, reservation: Reservation, engine: Engine) -> None:
         task = self.tasks.create_task(self._episode(reservation, engine))
         self.episodes[reservation.entry] = task
-        self.routes.in_flight[engine] += 1
+        self.routes.in_flight[engine.name] += 1
 
         def ended(_: asyncio.Task) -> None:  # also of a task that was cancelled before its first step
             del self.episodes[reservation.entry]
-            self.routes.in_flight[engine] -= 1
+            self.routes.in_flight[engine.name] -= 1
             if not self.waiting:  # what a refused worker waits for is the bell's to tell
                 self.wake.set()
 
         task.add_done_callback(ended)
 
-    async def _episode(self, reservation: Reservation, engine: str) -> None:
+    async def _episode(self, reservation: Reservation, engine: Engine) -> None:
         """From a reservation to its place, or back; whatever happens in it concerns this entry only."""
         try:
-            client = self.routes.engine(engine)
-            trajectory = await play(reservation, self.make_environment(), client, self.chat, self.settings)
+            trajectory = await play(reservation, self.make_environment(), engine, self.chat, self.settings)
             await self.ledger(self.coordinator.occupy, reservation.entry, [trajectory])
             self.counts["episodes"] += 1
             self.counts["action_tokens"] += trajectory.action_tokens
         except (EngineGone, WrongWeights) as error:
-            await self.routes.mark(engine, str(error))
+            await self.routes.mark(engine.name, str(error))
             await self._release(reservation, "lost", error)  # no fault of the prompt's
         except LedgerGone:
             raise

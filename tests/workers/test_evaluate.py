@@ -1,0 +1,77 @@
+import asyncio
+import json
+
+import pytest
+
+from pipeline.data import training_problems
+from tests.workers.fake_sglang import FakeSGLang, answer
+from workers.evaluate import EvaluationFailed, evaluation, summarize, values
+
+TASK = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
+EVAL = {"n": 2, "data": {"size": 3, "seed": 5, "tasks": {"chain_sum": TASK}}}
+
+
+def label(run, version):
+    return f"{run}:{version}:0123456789abcdef"
+
+
+def lines(settings):
+    return [json.loads(line) for line in (settings.folder / "values.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.sglang
+def test_values_are_n_outcomes_a_problem_and_only_what_is_missing_is_played(settings, sglang, serve_label, run):
+    serve_label(label(run, 0))
+    config = settings(advantage={"offline_rollouts": 3}, rollout={"max_tokens": 8, "context_length": 128})
+    problems = training_problems(config)
+    config.folder.mkdir(parents=True)
+    marked = {"id": problems[0]["id"], "outcomes": [1.0, 0.5, 0.0]}
+    torn = json.dumps({"id": problems[1]["id"], "outcomes": [1.0, 1.0, 1.0]})[:-9]
+    (config.folder / "values.jsonl").write_text(json.dumps(marked) + "\n" + torn)
+    asyncio.run(values(config, [sglang.url]))
+    found = lines(config)
+    assert found[0] == marked
+    assert sorted(line["id"] for line in found) == sorted(problem["id"] for problem in problems)
+    assert all(len(line["outcomes"]) == 3 and set(line["outcomes"]) <= {0.0, 0.5, 1.0} for line in found)
+    before = (config.folder / "values.jsonl").read_bytes()
+    asyncio.run(values(config, ["http://127.0.0.1:9"]))  # nothing is missing: nobody is asked
+    assert (config.folder / "values.jsonl").read_bytes() == before
+
+
+@pytest.mark.sglang
+def test_an_evaluation_says_which_version_it_is_of(settings, sglang, serve_label, run):
+    serve_label(label(run, 12))
+    result = asyncio.run(evaluation(settings(eval=EVAL), [sglang.url]))
+    assert (result["version"], result["trajectories"]) == (12, 6)
+    assert 0 <= result["success"] <= 1
+
+
+def test_an_evaluation_across_two_versions_is_none(settings, run):
+    versions = iter([3] * 4 + [4] * 100)
+
+    async def main(version):
+        async with FakeSGLang(lambda request: answer(label(run, next(versions)))).serving() as server:
+            return await evaluation(settings(eval=EVAL), [server.url], version)
+
+    with pytest.raises(EvaluationFailed, match=r"expected replies of version 3, found \[4\]"):
+        asyncio.run(main(3))
+    versions = iter([3] * 4 + [4] * 100)
+    with pytest.raises(EvaluationFailed, match=r"serve one version, found \[3, 4\]"):
+        asyncio.run(main(None))
+
+
+def test_a_failure_is_no_outcome_it_is_tried_again(settings, run):
+    faults = ["drop", (500, "boom")]
+
+    async def main():
+        script = FakeSGLang(lambda request: faults.pop() if faults else answer(label(run, 0)))
+        async with script.serving() as server:
+            return await evaluation(settings(eval=EVAL), [server.url])
+
+    assert asyncio.run(main())["trajectories"] == 6 and not faults
+
+
+def test_the_standard_error_is_over_problems():
+    assert summarize([[1.0, 0.0], [1.0, 0.0]]) == (0.5, 0.0)
+    success, stderr = summarize([[1.0, 1.0], [0.0, 0.0]])
+    assert (success, stderr) == (0.5, pytest.approx(0.5))
