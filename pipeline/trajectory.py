@@ -9,7 +9,6 @@ On the wire it is one msgpack map with a schema number; an array is [dtype, leng
 tokens cost two memory copies and no loop. The sender and the receiver make the same checks.
 """
 
-import math
 from dataclasses import dataclass, field, fields
 from reprlib import repr as shown  # bounded in length and depth, whatever a forged message holds
 from typing import Any, NamedTuple
@@ -18,13 +17,9 @@ import msgpack
 import numpy as np
 
 from pipeline.errors import BadTrajectory
+from pipeline.trajectory_check import ARRAYS, MAX_METRICS, MAX_SEGMENTS, check, is_segment
 
 SCHEMA = 1
-ARRAYS = {"tokens": np.dtype("<i4"), "loss_mask": np.dtype("u1"), "rollout_logprobs": np.dtype("<f4")}
-LOGPROB_ROUNDING = 1e-4  # engines round log-probs of certain tokens to slightly above 0
-LARGEST_INT = 2**53  # Lua's numbers are doubles
-MAX_SEGMENTS = 4096  # also bounds what a forged message can make the decoder allocate
-MAX_METRICS = 256
 
 
 class Segment(NamedTuple):
@@ -62,7 +57,7 @@ class Trajectory:
     def __post_init__(self):
         for name, dtype in ARRAYS.items():
             object.__setattr__(self, name, _as_array(getattr(self, name), dtype))
-        object.__setattr__(self, "segments", [Segment(*s) if _is_segment(s) else s for s in self.segments])
+        object.__setattr__(self, "segments", [Segment(*s) if is_segment(s) else s for s in self.segments])
         if self.reward is None:
             object.__setattr__(self, "reward", self.outcome)
 
@@ -123,98 +118,6 @@ class Trajectory:
 FIELDS = {f.name for f in fields(Trajectory)}
 
 
-def check(t: Trajectory) -> None:
-    """Raises BadTrajectory(code) unless every field is one that a trainer can use."""
-    for name in ("prompt_id", "entry", "finish_reason"):
-        text = getattr(t, name)
-        if not isinstance(text, str) or not text:
-            raise BadTrajectory("TYPE", f"{name}: expected a text that is not empty, found {shown(text)}")
-    for name in ("member", "version", "event"):
-        _check_count(name, getattr(t, name))
-    for name in ("value", "outcome"):
-        number = getattr(t, name)
-        _check_number(name, number)
-        if not 0 <= number <= 1:
-            raise BadTrajectory("RANGE", f"{name}: expected a number in [0, 1], found {shown(number)}")
-    _check_number("reward", t.reward)
-    if not isinstance(t.metrics, dict) or len(t.metrics) > MAX_METRICS:
-        raise BadTrajectory("TYPE", f"metrics: expected a dict of at most {MAX_METRICS}, found {shown(t.metrics)}")
-    for name, number in t.metrics.items():
-        if not isinstance(name, str):
-            raise BadTrajectory("TYPE", f"metrics: expected names as keys, found {shown(name)}")
-        _check_number(f"metrics[{shown(name)}]", number)
-    _check_arrays(t)
-    _check_segments(t)
-
-
-def _check_arrays(t: Trajectory) -> None:
-    for name, dtype in ARRAYS.items():
-        array = getattr(t, name)
-        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
-            raise BadTrajectory("DTYPE", f"{name}: expected {dtype.name}[T], found {_describe(array)}")
-    lengths = {name: len(getattr(t, name)) for name in ARRAYS}
-    if len(set(lengths.values())) > 1 or not lengths["tokens"]:
-        raise BadTrajectory("LENGTH", f"expected arrays of one length T >= 1, found {lengths}")
-    if t.tokens.min() < 0:
-        raise BadTrajectory("RANGE", f"tokens: expected ids >= 0, found {t.tokens.min()}")
-    if t.loss_mask.max() > 1:
-        raise BadTrajectory("MASK", f"loss_mask: expected only 0 and 1, found {t.loss_mask.max()}")
-    logprobs = t.rollout_logprobs
-    # min and max carry a NaN along, and no comparison with it holds
-    if not (-math.inf < logprobs.min() and logprobs.max() < math.inf):
-        index = int(np.argmin(np.isfinite(logprobs)))
-        raise BadTrajectory("NOT_FINITE", f"rollout_logprobs[{index}]: expected a number, found {logprobs[index]}")
-    if logprobs.max() > LOGPROB_ROUNDING:
-        index = int(np.argmax(logprobs))
-        raise BadTrajectory("RANGE", f"rollout_logprobs[{index}]: expected at most 0, found {logprobs[index]}")
-    stray = (logprobs != 0) & (t.loss_mask == 0)
-    if stray.any():
-        index = int(np.argmax(stray))
-        raise BadTrajectory("MASK", f"rollout_logprobs[{index}] is {logprobs[index]}, expected 0 where loss_mask is 0")
-
-
-def _check_segments(t: Trajectory) -> None:
-    if len(t.segments) > MAX_SEGMENTS:
-        raise BadTrajectory("SEGMENTS", f"expected at most {MAX_SEGMENTS} segments, found {len(t.segments)}")
-    end = covered = 0
-    for number, segment in enumerate(t.segments):
-        if not _is_segment(segment):
-            raise BadTrajectory("SEGMENTS", f"expected (start, length, engine, version), found {shown(segment)}")
-        start, length, engine, version = segment
-        for name, count in (("start", start), ("length", length), ("version", version)):
-            _check_count(f"segments[{number}].{name}", count)
-        if not isinstance(engine, str) or not engine:
-            raise BadTrajectory("SEGMENTS", f"segments[{number}].engine: expected a name, found {shown(engine)}")
-        if start < end or not length or start + length > len(t.tokens):
-            raise BadTrajectory(
-                "SEGMENTS",
-                f"segments[{number}]: expected at least one token within {end}..{len(t.tokens)}, in ascending order, "
-                f"found start {start}, length {length}",
-            )
-        if version < t.version:
-            raise BadTrajectory(
-                "OLD", f"segments[{number}]: expected version >= {t.version}, the trajectory's own, found {version}"
-            )
-        end = start + length
-        covered += int(np.count_nonzero(t.loss_mask[start:end]))
-    if covered != t.action_tokens:
-        raise BadTrajectory(
-            "SEGMENTS", f"expected every action token in a segment, found {t.action_tokens - covered} outside of all"
-        )
-
-
-def _check_count(name: str, number: Any) -> None:
-    if type(number) is not int or not 0 <= number < LARGEST_INT:
-        raise BadTrajectory("RANGE", f"{name}: expected a whole number >= 0, found {shown(number)}")
-
-
-def _check_number(name: str, number: Any) -> None:
-    if not isinstance(number, int | float):
-        raise BadTrajectory("TYPE", f"{name}: expected a number, found {shown(number)}")
-    if not abs(number) < (math.inf if isinstance(number, float) else LARGEST_INT):
-        raise BadTrajectory("NOT_FINITE", f"{name}: expected a finite number, found {shown(number)}")
-
-
 def _check_size(data: Any, limit: int | None) -> None:
     if limit is not None and len(data) > limit:
         raise BadTrajectory(
@@ -252,11 +155,3 @@ def _as_array(given: Any, dtype: np.dtype) -> Any:
     except (TypeError, ValueError, OverflowError):
         return given
     return converted if same else given
-
-
-def _is_segment(given: Any) -> bool:
-    return isinstance(given, list | tuple) and len(given) == 4
-
-
-def _describe(given: Any) -> str:
-    return f"{given.dtype.name}{list(given.shape)}" if isinstance(given, np.ndarray) else f"{shown(given)}"
