@@ -30,7 +30,7 @@ from trainer.publish import probe_tokens, write_weights
 
 CHECK_EVERY = 5  # steps; P(trace) can double within ten
 WARM_UP = 10  # steps
-HELD_OUT = 64  # traces at most
+HELD_OUT = 128  # traces at most
 PROBE_QUESTIONS = 8
 
 
@@ -70,6 +70,7 @@ def fine_tune(model, traces: list[Trajectory], config: Config) -> float:
     if len(traces) < 20:
         raise ConfigError(f"cold start: expected at least 20 traces, found {len(traces)}; raise cold_start.problems")
     train, held = traces[:-held_out], traces[-held_out:]
+    held = [trace for trace in held if trace.metrics["tool_calls"]] or held  # where a tool pays, its use is the success
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
     share_rows = policy.shares_rows(model, model.device)
     order = np.random.default_rng(config.run.seed)

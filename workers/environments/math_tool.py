@@ -11,9 +11,12 @@ A reply with neither, or with a call that cannot be read, ends the episode with 
 `malformed_call` count them. What the code raises is text for the model; a sandbox that fails is a failure.
 
 Options: `instructions`, a system message for models that need one; the tool is then described to the model as well.
+`direct`, the share of scripted demonstrations that answer at once, without the tool: right as well, but a habit that
+does not carry over to sums which the model cannot do in its head, and so one for RL to unlearn.
 """
 
 import json
+import random
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,11 +42,12 @@ EXPRESSIONS = {"chain_sum", "products"}
 
 
 class MathTool(Environment):
-    def __init__(self, sandbox: PythonSandbox, instructions: str = ""):
-        self.sandbox, self.instructions = sandbox, instructions
+    def __init__(self, sandbox: PythonSandbox, instructions: str = "", direct: float = 0.0):
+        self.sandbox, self.instructions, self.direct = sandbox, instructions, direct
         self.tools = [PYTHON] if instructions else []
         self.problem: dict[str, Any] = {}
         self.observation: str | None = None
+        self.demonstrate_directly = False
 
     @classmethod
     @asynccontextmanager
@@ -55,6 +59,7 @@ class MathTool(Environment):
 
     async def reset(self, prompt: dict[str, Any], seed: int) -> Turn:
         self.problem = prompt
+        self.demonstrate_directly = random.Random(seed).random() < self.direct
         expression = self._expression()
         question = f"{expression} = ?" if expression else prompt["question"]
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -75,9 +80,11 @@ class MathTool(Environment):
         return Turn([], reward=0.0, done=True, metrics={"no_answer": 1})
 
     def demonstrate(self) -> str | None:
-        """Call the tool with the problem's own expression, then answer with what it printed."""
+        """Call the tool with the problem's own expression, then answer with what it printed; or answer at once."""
         if self.observation is not None:
             return f"<answer>{self.observation}</answer>"
+        if self.demonstrate_directly:
+            return f"<answer>{self.problem['answer']}</answer>"
         if not (expression := self._expression()):
             return None
         arguments = json.dumps({"name": "python", "arguments": {"code": f"print({expression})"}})
