@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 QUESTIONS = ["12 * 7 = ?", "4 - 1 + 30 = ?"]
-START_SECONDS = 180
+START_SECONDS = 280
 
 
 @dataclass
