@@ -37,7 +37,7 @@ def plan(lengths: Sequence[int], budget: int, ranks: int = 1, share_rows: bool =
         shares[lightest].append(i)
         loads[lightest] += lengths[i]
     batches = [_micro_batches(share, lengths, budget, share_rows) for share in shares]
-    most = max(map(len, batches))
+    most = max(1, *map(len, batches))
     return [own + [[]] * (most - len(own)) for own in batches]
 
 

@@ -1,0 +1,144 @@
+"""Version 0: model made on the spot, supervised fine-tuning, weights with manifest and probe."""
+
+import json
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline import weights
+from pipeline.config import load
+from pipeline.errors import ConfigError
+from pipeline.trajectory import Trajectory
+from tests.trainer.ledger import DEFAULTS, RUN
+from trainer import model as policy
+from trainer.cold_start import prepare, read_traces, trace_probability
+from trainer.packing import action_places
+from trainer.publish import write_weights
+
+COLD_START = "\n[cold_start]\nproblems = 120\nbatch_size = 16\nlr = 3e-3\ntarget = 0.5\nmax_steps = {max_steps}\n"
+
+
+def make_folder(folder, max_steps=400):
+    (folder / "t").mkdir(parents=True)
+    path = folder / "t" / "run.toml"
+    path.write_text(RUN.format(folder=folder, name="t", **DEFAULTS) + COLD_START.format(max_steps=max_steps))
+    return load(path)
+
+
+def write_traces(config, count=120):
+    """Scripted `a?` -> `<answer>a</answer>`: a copy of one digit, learned in a few dozen steps."""
+    tokenizer = AutoTokenizer.from_pretrained(config.model_path)
+    with (config.folder / "traces.bin").open("wb") as file:
+        for i in range(count):
+            prompt = tokenizer.encode(f"<|im_start|>user\n{i % 10} = ?<|im_end|>\n<|im_start|>assistant\n")
+            reply = tokenizer.encode(f"<answer>{i % 10}</answer><|im_end|>")
+            mask = np.repeat([0, 1], [len(prompt), len(reply)])
+            trace = Trajectory(
+                prompt_id=f"p{i}",
+                entry=f"e{i}",
+                version=0,
+                event=0,
+                value=0.5,
+                outcome=1.0,
+                tokens=np.array(prompt + reply),
+                loss_mask=mask,
+                rollout_logprobs=np.zeros(len(mask)),
+                segments=[(len(prompt), len(reply), "script", 0)],
+            ).encode()
+            file.write(struct.pack("<I", len(trace)) + trace)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    config = make_folder(tmp_path_factory.mktemp("runs"))
+    prepare(config, model_only=True)
+    assert not (config.folder / "weights").exists()
+    write_traces(config)
+    prepare(config)
+    return config
+
+
+def test_it_stops_once_a_held_out_trace_has_the_asked_probability(prepared):
+    folder = prepared.folder / "weights" / "0"
+    manifest = weights.verify_files(folder)
+    assert manifest.version == 0
+    held = read_traces(prepared.folder / "traces.bin")[-12:]
+    model = policy.load(folder)
+    chance = trace_probability(model, held, 2048)
+    assert 0.5 <= chance < 0.98
+    expected = []
+    for t in held:
+        tokens = torch.from_numpy(t.tokens.astype(np.int64))[None]
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(input_ids=tokens).logits[0].double(), -1)
+        places = action_places(t)
+        expected.append(np.exp(sum(logprobs[p - 1, t.tokens[p]].item() for p in places)))
+    assert chance == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_the_manifests_probe_is_what_a_plain_forward_computes(prepared):
+    folder = prepared.folder / "weights" / "0"
+    manifest = weights.read_manifest(folder)
+    tokens = torch.tensor([manifest.probe_tokens])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder)(input_ids=tokens).logits[0, :-1]
+    expected = torch.log_softmax(logits, -1).gather(1, tokens[0, 1:, None])[:, 0]
+    np.testing.assert_allclose(manifest.probe_logprobs, expected, atol=1e-5)
+    assert len(set(manifest.probe_tokens)) > 5
+
+
+def test_published_weights_hold_tied_embeddings_once_and_the_tokenizer(prepared):
+    folder = prepared.folder / "weights" / "0"
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (prepared.model_path / name).read_bytes()
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in folder.iterdir() if path.name != weights.MANIFEST)
+    assert [path.name for path in folder.parent.iterdir()] == ["0"], "no draft is left"
+
+
+def test_weights_are_published_in_the_dtype_asked_for(prepared, tmp_path):
+    model = policy.load(prepared.model_path)
+    manifest = write_weights(model, tmp_path / "1-x", 1, prepared.model_path, "bfloat16", list(range(32)))
+    assert manifest.dtype == "bfloat16"
+    assert {t.dtype for t in load_file(tmp_path / "1-x" / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "1-x" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_a_second_time_nothing_is_done(prepared):
+    before = (prepared.folder / "weights" / "0" / "manifest.json").stat().st_mtime_ns
+    (prepared.folder / "traces.bin").rename(prepared.folder / "moved")
+    prepare(prepared)
+    (prepared.folder / "moved").rename(prepared.folder / "traces.bin")
+    assert (prepared.folder / "weights" / "0" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_too_few_steps_end_it_with_what_was_reached(tmp_path):
+    config = make_folder(tmp_path, max_steps=2)
+    prepare(config, model_only=True)
+    write_traces(config)
+    command = [sys.executable, "-W", "error", "-m", "trainer.cold_start", str(config.folder / "run.toml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cold_start.max_steps = 2" in done.stderr and "lower the target" in done.stderr
+    assert not (config.folder / "weights").exists()
+
+
+def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path):
+    config = make_folder(tmp_path)
+    prepare(config, model_only=True)
+    with pytest.raises(ConfigError, match="workers.traces"):
+        prepare(config)
+    write_traces(config, count=5)
+    with pytest.raises(ConfigError, match="at least 20 traces, found 5"):
+        prepare(config)
+    path = config.folder / "traces.bin"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ConfigError, match="ends within trace 4"):
+        prepare(config)

@@ -1,0 +1,136 @@
+"""One update is the same however its trajectories are packed and shared out among ranks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from advantage import estimate
+from pipeline.config import Loss
+from tests.trainer import gradients
+from tests.trainer.ledger import trajectory
+from trainer.packing import action_places
+from trainer.update import TrainingFailed
+
+
+def distance(ours, expected):
+    flat = [torch.cat([tensors[name].flatten() for name in sorted(expected)]) for tensors in (ours, expected)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
+def same(metrics, expected):
+    assert metrics.keys() == expected.keys()
+    for name, value in expected.items():
+        assert metrics[name] == (value if isinstance(value, dict) else pytest.approx(value, rel=1e-4, abs=1e-6)), name
+
+
+@pytest.fixture(scope="module")
+def one_rank(tiny_model):
+    return gradients.compute(tiny_model, budget=400)
+
+
+def plain_update(folder):
+    """Loss and gradient of the same update by a plain Hugging Face loop, one padded-free forward each, in float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder).double()
+    trajectories = [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
+    counts = [len(action_places(t)) for t in trajectories]
+    advantages = estimate(
+        "spo++", [t.reward for t in trajectories], values=[t.value for t in trajectories], action_tokens=counts
+    )
+    total = 0.0
+    for t, advantage in zip(trajectories, advantages, strict=True):
+        tokens = torch.from_numpy(t.tokens.astype(np.int64))[None]
+        logprobs = torch.log_softmax(model(input_ids=tokens).logits[0], -1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
+        logprobs = logprobs[action_places(t) - 1]
+        rollout = torch.from_numpy(t.rollout_logprobs[action_places(t)].astype(np.float64))
+        weight = (logprobs.detach() - rollout).exp().clamp(max=Loss().importance_cap)
+        loss = -(weight * advantage * (logprobs - logprobs.detach()).exp()).sum() / sum(counts)
+        loss.backward()
+        total += loss.item()
+    return total, {name: p.grad.float() for name, p in model.named_parameters()}
+
+
+def test_an_update_is_that_of_a_plain_loop_in_float64(tiny_model, one_rank):
+    loss, expected = plain_update(tiny_model)
+    metrics, found, _ = one_rank
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert distance(found, expected) < 1e-5
+    assert metrics["grad_norm"] == pytest.approx(float(torch.cat([g.flatten() for g in expected.values()]).norm()))
+    assert abs(metrics["advantage_center"]) < 1e-12
+
+
+@pytest.mark.parametrize(("budget", "share_rows"), [(1, True), (150, True), (4096, True), (4096, False)])
+def test_packing_changes_nothing(tiny_model, one_rank, budget, share_rows):
+    metrics, found, _ = gradients.compute(tiny_model, budget, share_rows=share_rows)
+    same(metrics, one_rank[0])
+    assert distance(found, one_rank[1]) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_model, tmp_path_factory):
+    """What two gloo ranks found, for each BUDGETxMINIBATCHES."""
+    out, cases = tmp_path_factory.mktemp("two"), ["150x1", "400x2"]
+    launch = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = [gradients.__file__, str(tiny_model), str(out), *cases]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gradients.__file__).parents[2])}
+    done = subprocess.run(launch + arguments, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {case: torch.load(out / f"{case}.pt") for case in cases}
+
+
+@pytest.mark.parametrize("case", ["150x1", "400x2"])
+def test_two_ranks_equal_one(tiny_model, two_ranks, case):
+    metrics, found, weights = gradients.compute(tiny_model, 400, int(case[-1]))
+    same(two_ranks[case]["metrics"], metrics)
+    assert distance(two_ranks[case]["gradients"], found) < 1e-5
+    assert distance(two_ranks[case]["weights"], weights) < 1e-5
+
+
+def test_two_minibatches_move_away_from_the_proximal_policy(tiny_model):
+    metrics, _, _ = gradients.compute(tiny_model, 400, minibatches=2)
+    assert metrics["ppo_kl"] != 0
+    assert abs(metrics["advantage_center"]) < 1e-12
+
+
+def test_the_rollouts_temperature_is_respected(tiny_model):
+    cold, hot = (gradients.compute(tiny_model, 400, temperature=t)[0] for t in (0.5, 2.0))
+    assert cold["entropy"] < hot["entropy"]
+
+
+def test_a_gradient_that_is_not_finite_names_the_cause_and_changes_nothing(tiny_model, monkeypatch):
+    real = gradients.policy.load
+
+    def poisoned(path):
+        model = real(path)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[:] = torch.nan
+        return model
+
+    monkeypatch.setattr(gradients.policy, "load", poisoned)
+    with pytest.raises(TrainingFailed, match=r"update 2: .*norm is nan.*log-probs of the model are not finite.*lower"):
+        gradients.compute(tiny_model, 400)
+
+
+def test_trajectories_without_action_tokens_have_no_weight(tiny_model, monkeypatch):
+    reference = gradients.compute(tiny_model, 400)
+    real = trajectory
+
+    def with_silent_ones(seed, **fields):
+        t = real(seed, **fields)
+        if seed % 3:
+            return t
+        zeros = np.zeros_like(t.loss_mask)
+        return real(seed, **fields, loss_mask=zeros, rollout_logprobs=zeros.astype(np.float32), segments=[])
+
+    monkeypatch.setattr(gradients, "trajectory", with_silent_ones)
+    metrics, found, _ = gradients.compute(tiny_model, 400)
+    assert metrics["trajectories"] == 13 and metrics["action_tokens"] < reference[0]["action_tokens"]
+    assert all(torch.isfinite(g).all() for g in found.values())
+    monkeypatch.setattr(gradients, "trajectory", lambda seed, **fields: with_silent_ones(3 * seed, **fields))
+    metrics, found, _ = gradients.compute(tiny_model, 400)
+    assert metrics["grad_norm"] == 0 == metrics["loss"]
