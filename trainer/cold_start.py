@@ -70,7 +70,8 @@ def fine_tune(model, traces: list[Trajectory], config: Config) -> float:
     if len(traces) < 20:
         raise ConfigError(f"cold start: expected at least 20 traces, found {len(traces)}; raise cold_start.problems")
     train, held = traces[:-held_out], traces[-held_out:]
-    held = [trace for trace in held if trace.metrics["tool_calls"]] or held  # where a tool pays, its use is the success
+    # Where some traces use a tool and some do not, success is that of the ones that do.
+    held = [trace for trace in held if trace.metrics.get("tool_calls")] or held
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
     share_rows = policy.shares_rows(model, model.device)
     order = np.random.default_rng(config.run.seed)

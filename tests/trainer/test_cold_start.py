@@ -133,7 +133,7 @@ def test_too_few_steps_end_it_with_what_was_reached(tmp_path):
 def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path):
     config = make_folder(tmp_path)
     prepare(config, model_only=True)
-    with pytest.raises(ConfigError, match="workers.traces"):
+    with pytest.raises(ConfigError, match=r"workers\.traces"):
         prepare(config)
     write_traces(config, count=5)
     with pytest.raises(ConfigError, match="at least 20 traces, found 5"):
