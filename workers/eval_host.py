@@ -58,6 +58,7 @@ class EvalHost:
             self._task.cancel()
         if self.version is not None:
             await self._call(evals.give_back, self.version, self.incarnation)
+            self.version = None
 
     async def _evaluate(self, version: int) -> None:
         log.info("evaluating version %d", version)

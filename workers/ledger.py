@@ -50,7 +50,7 @@ class Ledger:
 
     async def __call__(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What `call` returns. Raises LedgerGone after patience_s, and at once whatever else the call raises."""
-        end, delay = time.monotonic() + self.patience_s, 0.1
+        begun, delay = time.monotonic(), 0.1
         while True:
             try:
                 answer = await asyncio.to_thread(call, *arguments, **named)
@@ -58,7 +58,7 @@ class Ledger:
                 if not self.away:
                     log.warning("%s; trying again for %.0f s", error, self.patience_s)
                 self.away = str(error)
-                if time.monotonic() > end:
+                if time.monotonic() > begun + self.patience_s:
                     raise LedgerGone(
                         f"the ledger has not answered for {self.patience_s:.0f} s: {error}; start Redis again, then "
                         "this worker: what was handed in is kept, what was in flight is given back when its lease ends"

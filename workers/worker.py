@@ -34,6 +34,12 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 REPORT_S = 0.5
 FAILURES_SHOWN = 20  # whole messages in the log; a broken environment fails thousands of times
+WAITS = {
+    "FULL": "a place in the buffers: all are taken by finished trajectories or those in flight",
+    "STALE": "a newer version in an engine: what they serve now could not be trained in time",
+    "MEMORY": "memory: buffers.byte_budget is reached until the trainer's next checkpoint",
+    "NO_PROMPT": "an idle prompt: all are in flight or quarantined",
+}
 
 
 class NoEngine(HeadraceError):
@@ -70,6 +76,7 @@ class Worker:
         self.evaluations = EvalHost(settings, self.ledger, self.incarnation, chat, make_environment, self.routes)
         self.episodes: dict[str, asyncio.Task] = {}  # by entry
         self.draining = False
+        self.ended = asyncio.Event()  # nothing is in flight any more
         self.tasks = asyncio.TaskGroup()
         self.waiting = ""  # what a refused Reserve waits for
         self.counts = {"episodes": 0, "failures": 0, "action_tokens": 0}
@@ -78,27 +85,29 @@ class Worker:
     def drain(self) -> None:
         """Take no new entry and finish."""
         self.draining = True
+        self.ledger.patience_s = min(self.ledger.patience_s, self.settings.rollout.grace_s)
         self.wake.set()
 
     async def run(self) -> None:
         """Until drained. Raises HeadraceError for what this worker cannot go on with."""
         await self._join()
-        beside = (self.bell.listen(), self._renew(), self._report(), self.evaluations.host())
+        beside = (self.bell.listen(), self._renew(), self.evaluations.host())
         try:
             async with self.tasks:
+                self.tasks.create_task(self._report())
                 background = [self.tasks.create_task(work) for work in beside]
                 await self._admit()
                 await self._finish()
+                self.ended.set()
                 for task in background:
                     task.cancel()
         except* HeadraceError as group:
             raise group.exceptions[0] from None
-        await self.ledger(self.progress.done)
 
     async def _join(self) -> None:
         """Wait for the run to be in the ledger. Raises OtherSettings unless it was made with our settings."""
         end = time.monotonic() + self.settings.engines.start_timeout_s
-        while True:
+        while not self.draining:
             try:
                 found = (await self.ledger(self.coordinator.fields))["digest"]
                 break
@@ -107,6 +116,8 @@ class Worker:
                     raise
                 await self.ledger(self.progress.waiting, f"run {self.coordinator.run} to be created by the coordinator")
                 await asyncio.sleep(REPORT_S)
+        else:
+            return
         if found != self.settings.digest:
             raise OtherSettings(
                 f"run {self.coordinator.run!r} has settings {found}, this worker was given {self.settings.digest}: "
@@ -154,29 +165,20 @@ class Worker:
         """The refusal in words. Raises NoEngine, or what the run was stopped for."""
         if refused.reason != "ENGINE":
             self.no_engine_since = None
-        flight = f"{len(self.episodes)} in flight here"
-        match refused.reason:
-            case "ENGINE":
-                await self.routes.refresh()
-                self.no_engine_since = self.no_engine_since or time.monotonic()
-                engines = self.settings.engines
-                if time.monotonic() - self.no_engine_since > engines.start_timeout_s + engines.load_timeout_s:
-                    raise NoEngine(
-                        f"{self.routes.waiting()}; start one, or look at its log, then start this worker again"
-                    )
-                return self.routes.waiting()
-            case "FULL":
-                return f"a place in the buffers: all are taken by finished trajectories or those in flight ({flight})"
-            case "STALE":
-                return "a newer version in an engine: what they serve now could not be trained in time"
-            case "MEMORY":
-                return f"memory: buffers.byte_budget is reached until the trainer's next checkpoint ({flight})"
-            case "NO_PROMPT":
-                return f"an idle prompt: all are in flight or quarantined ({flight})"
-            case "PAUSED":
-                fields = await self.ledger(self.coordinator.fields)
-                return f"the run to go on: {fields.get('stopped') or fields.get('paused') or 'this worker is drained'}"
-        return refused.reason
+        if refused.reason == "ENGINE":
+            await self.routes.refresh()
+            self.no_engine_since = self.no_engine_since or time.monotonic()
+            engines = self.settings.engines
+            if time.monotonic() - self.no_engine_since > engines.start_timeout_s + engines.load_timeout_s:
+                raise NoEngine(f"{self.routes.waiting()}; start one, or look at its log, then start this worker again")
+            return self.routes.waiting()
+        if refused.reason == "PAUSED":
+            fields = await self.ledger(self.coordinator.fields)
+            why = fields.get("stopped") or fields.get("paused") or "this worker is drained"
+            if why not in self.waiting:
+                log.warning("the run does not go on: %s", why)
+            return f"the run to go on: {why}"
+        return f"{WAITS.get(refused.reason, refused.reason)} ({len(self.episodes)} in flight here)"
 
     # -- one entry
 
@@ -231,14 +233,19 @@ class Worker:
                 self.drain()
 
     async def _report(self) -> None:
-        begun, tokens = time.monotonic(), 0
-        while True:
-            await asyncio.sleep(REPORT_S)
+        """Say what this worker does and waits for, until it has ended."""
+        begun, tokens, rate = time.monotonic(), 0, 0
+        while not self.ended.is_set():
+            version = self.evaluations.version  # being evaluated: then this worker is busy, whatever else it waits for
+            numbers = {"in_flight": len(self.episodes), "tokens_s": rate, **self.counts}
+            numbers["evaluating"] = "" if version is None else version
+            await self.ledger(self.progress.waiting, self.waiting if version is None else "", **numbers)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), REPORT_S)
             now = time.monotonic()
-            rate = (self.counts["action_tokens"] - tokens) / (now - begun)
+            rate = round((self.counts["action_tokens"] - tokens) / (now - begun))
             begun, tokens = now, self.counts["action_tokens"]
-            numbers = {"in_flight": len(self.episodes), "tokens_s": round(rate), **self.counts}
-            await self.ledger(self.progress.waiting, self.waiting, **numbers)
+        await self.ledger(self.progress.done)
 
     # -- the end
 

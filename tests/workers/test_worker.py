@@ -103,7 +103,7 @@ def test_the_program_drains_on_sigterm_and_leaves_nothing_in_flight(
     ) as process:
         try:
             asyncio.run(until(lambda: c.status()["placed"] >= 8 or process.poll() is not None, 60))
-            (line,) = read_processes(c.client, run)
+            (line,) = asyncio.run(until(lambda: read_processes(c.client, run)))
             assert (line["name"], line["role"]) == ("w7", "worker")
             process.send_signal(signal.SIGTERM)
             _, log = process.communicate(timeout=30)
@@ -216,6 +216,16 @@ def test_a_worker_with_other_settings_refuses_to_join(settings, ledger, chat):
 
     with pytest.raises(OtherSettings, match=r"start it with the run's own run\.toml"):
         asyncio.run(main())
+
+
+def test_a_worker_that_waits_for_its_run_can_be_drained(settings, chat, redis_url, run):
+    async def main():
+        with redis.Redis.from_url(redis_url) as client:
+            async with working(settings(), Coordinator(client, run), chat):
+                line = await until(lambda: read_processes(client, run))
+                assert line[0]["waiting"] == f"run {run} to be created by the coordinator"
+
+    asyncio.run(main())
 
 
 def test_without_any_engine_a_worker_ends_after_the_time_that_one_takes_to_start(settings, ledger, chat):
