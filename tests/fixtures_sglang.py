@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeline import die_with_parent
+
 QUESTIONS = ["12 * 7 = ?", "4 - 1 + 30 = ?"]
 START_SECONDS = 280
 
@@ -53,7 +55,8 @@ def start_server(model_path: Path, log: Path, label: str = "base") -> Server:
     if not Path(python).exists():
         pytest.fail(f"no SGLang at {python}: `make setup` installs it, or set HEADRACE_SGLANG_PYTHON")
     port = _free_port()
-    command = [python, "-m", "sglang.launch_server", "--model-path", str(model_path), "--device", "cpu"]
+    command = [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid())]
+    command += [python, "-m", "sglang.launch_server", "--model-path", str(model_path), "--device", "cpu"]
     command += ["--dtype", "float32", "--host", "127.0.0.1", "--port", str(port), "--max-total-tokens", "16384"]
     command += ["--sleep-on-idle", "--skip-server-warmup", "--disable-overlap-schedule", "--weight-version", label]
     environment = _environment() | {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
@@ -63,13 +66,17 @@ def start_server(model_path: Path, log: Path, label: str = "base") -> Server:
         )
     server = Server(f"http://127.0.0.1:{port}", model_path, process)
     end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
-                return server
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
+    try:
+        while time.monotonic() < end and process.poll() is None:
+            try:
+                if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+                    return server
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+    except BaseException:  # pytest's own time limit, or Ctrl-C
+        stop_server(server)
+        raise
     stop_server(server)
     pytest.fail(f"SGLang was not healthy after {START_SECONDS} s:\n{log.read_text()[-3000:]}")
 

@@ -1,6 +1,7 @@
 """Fixtures of the pipeline's tests: published weights, the real engine, and servers that play faults."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -35,7 +36,8 @@ for version in (1, 2):
 def published(tmp_path_factory):
     """A run's folder with weights/1-a and weights/2-a: two models of one shape, published as the trainer does."""
     folder = tmp_path_factory.mktemp("published")
-    subprocess.run([sys.executable, "-c", PUBLISH, folder], check=True, timeout=120)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # more threads on a busy machine cost ten times the time
+    subprocess.run([sys.executable, "-c", PUBLISH, folder], check=True, env=environment, timeout=240)
     return folder
 
 
