@@ -138,7 +138,7 @@ def render(s: Snapshot, height: int = 24):
 
     head = Text.assemble(
         (f" headrace · {s.run} ", "reverse bold"),
-        f"  version {s.version}   update {s.version} of {s.total_steps}   {clock(s.elapsed_s)}  ",
+        f"  version {s.version} of {s.total_steps}   {clock(s.elapsed_s)}  ",
     )
     head.append_text(bar([(s.version, "green")], s.total_steps, max(0, WIDTH - head.cell_len - 1)))
     lines = [head, Text()]
@@ -155,7 +155,8 @@ def render(s: Snapshot, height: int = 24):
         lines[-1].append(f"   {s.last['tokens_per_second']:,.0f} trained")
     lines.append(label("staleness").append(histogram(s.last.get("staleness", {}))))
     lines.append(Text())
-    for view in s.buffers[:5]:
+    lines.append(label("buffers").append("█ finished ", "green").append("█ in flight", "yellow"))
+    for view in [view for view in s.buffers if view.state != "CONSUMED"][:4]:
         lines.append(buffer_line(view))
     lines.append(Text())
     rows = max(1, height - len(lines) - 2)
@@ -173,21 +174,19 @@ def render(s: Snapshot, height: int = 24):
 def label(name: str):
     from rich.text import Text
 
-    return Text(f"{name:<11}", "cyan", end="").append("", "default")
+    return Text().append(f"{name:<12}", "cyan")
 
 
 def buffer_line(view):
     """One buffer: entries occupied, reserved (due here at the latest), and open, of its capacity."""
-    from rich.text import Text
-
-    line = label(f"buffer {view.id}").append(f"{view.state:<9.9} ")
-    line.append_text(bar([(view.occupied, "green"), (view.reserved, "yellow")], view.capacity, 30))
-    return line.append(f" {view.occupied} finished, {view.reserved} in flight of {view.capacity}", Text("").style)
+    line = label(f"  {view.id}").append(f"{view.state:<9.8}")
+    line.append_text(bar([(view.occupied, "green"), (view.reserved, "yellow")], view.capacity, 32))
+    return line.append(f" {view.occupied} + {view.reserved} of {view.capacity}")
 
 
 def process_line(process: dict[str, Any]):
     """What a process waits for, or what it does."""
-    line = label(f"{process['name'][:11]}")
+    line = label(process["name"][:11])
     since = time.time() - float(process.get("since_ms", 0)) / 1000
     if waiting := process.get("waiting"):
         return line.append(f"waits {since:.0f} s for {waiting}" if since >= 1 else f"waits for {waiting}", "yellow")
