@@ -44,7 +44,8 @@ class Driver:
     def fill_head(self):
         """Finish entries until head is READY."""
         while not self.buffer(self.head).state.startswith("READY"):
-            assert isinstance(r := self.reserve(), Reservation), r
+            r = self.reserve()
+            assert isinstance(r, Reservation), r
             self.finish(r)
 
     def update(self):
@@ -86,7 +87,9 @@ class Driver:
             b"zset": lambda k: self.client.zrange(k, 0, -1, withscores=True),
             b"stream": self.client.xrange,
         }
-        return {name: read[self.client.type(name)](name) for name in sorted(self.client.scan_iter(f"hr:{{{self.run}}}*"))}
+        return {
+            name: read[self.client.type(name)](name) for name in sorted(self.client.scan_iter(f"hr:{{{self.run}}}*"))
+        }
 
 
 def trajectory(r, outcome=1.0, **changes):

@@ -1,4 +1,4 @@
-"""Random walks through the ledger, on both servers; after every step each invariant of the protocol holds, by its name."""
+"""Random walks through the ledger, on both servers; after every step each invariant holds, by its protocol name."""
 
 import itertools
 import random
@@ -15,11 +15,11 @@ PROMPTS = 11
 numbers = itertools.count()
 
 STEPS = {
-    "reserve": 10,
-    "finish": 8,
+    "reserve": 8,
+    "finish": 6,
     "release": 2,
-    "consume": 4,
-    "publish": 3,
+    "consume": 8,
+    "publish": 8,
     "load": 4,
     "checkpoint": 1,
     "join": 1,
@@ -68,7 +68,7 @@ class Walk:
                 self.running.append(r)
 
     def finish(self):
-        if self.running:
+        for _ in range(min(self.random.randint(1, 6), len(self.running))):
             r = self.running.pop(self.random.randrange(len(self.running)))
             outcome = self.random.random()
             answer = self.d.finish(r, outcome)
@@ -126,7 +126,7 @@ class Walk:
     def flush(self):
         self.client.script_flush()
 
-    # -- what must hold -------------------------------------------------------------------------------------------------
+    # -- what must hold -----------------------------------------------------------------------------------------------
 
     def check(self):
         run = self.d.c.fields()
@@ -193,14 +193,13 @@ class Walk:
         raise AssertionError("liveness")
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(rules=rules(), seed=st.integers(0, 2**32))
 def test_every_invariant_holds_after_every_step(client, run, rules, seed):
     """Shrinking needs no list of steps: a seed names a walk, and the notes tell it."""
     walk = Walk(client, f"{run}-{next(numbers)}", rules, random.Random(seed))
-    steps = 25 if type(client).__module__.startswith("fakeredis") else 60
-    favour = [weight * walk.random.choice([0.3, 1, 3]) for weight in STEPS.values()]  # walks of different tempers
-    for name in walk.random.choices(list(STEPS), favour, k=steps):
+    steps = 30 if type(client).__module__.startswith("fakeredis") else 60
+    for name in walk.random.choices(list(STEPS), STEPS.values(), k=steps):
         note(f"{name}, {[(b.id, b.state, b.occupied, b.due) for b in walk.d.c.buffers()]}")
         getattr(walk, name)()
         walk.check()
