@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,13 @@ UP = ["up", "small.toml", *SMALL]
 
 
 class Shell:
-    """Runs headrace in `folder`; every process that comes of it carries a mark by which those left over are found."""
+    """Runs headrace in `folder`, which is also the working directory of whatever comes of it."""
 
     def __init__(self, folder: Path):
-        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.folder = folder
 
     def start(self, *arguments: str) -> subprocess.Popen:
-        environment = {**os.environ, "HEADRACE_TEST": self.mark, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment["HEADRACE_SGLANG_PYTHON"] = str(Path(python_with_sglang()).absolute())
         environment.pop("REDIS_URL", None)
         argv = [sys.executable, "-m", "pipeline.cli", *arguments]
@@ -40,12 +39,12 @@ class Shell:
         return end(self.start(*arguments))
 
     def left_over(self) -> list[str]:
-        """Command lines of living processes that carry the mark."""
+        """Command lines of living processes that work in the folder."""
         found = []
-        for folder in Path("/proc").glob("[0-9]*"):
+        for process in Path("/proc").glob("[0-9]*"):
             try:
-                if self.mark.encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                if (process / "cwd").readlink().is_relative_to(self.folder):
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:  # it has ended meanwhile
                 continue
         return found
