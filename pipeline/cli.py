@@ -288,12 +288,10 @@ def cold_start(run_toml):
     path = _resolved(run_toml)
     config = load(path)
     if config.cold_start is not None and not (config.folder / "traces.bin").exists():
-        subprocess.run(
-            [*programs.PYTHON, "-m", "workers.traces", str(path)],
-            check=True,
-            env=programs.inherited(programs.environment()),
-        )
-    programs.become([*programs.PYTHON, "-m", "trainer.cold_start", str(path)], programs.environment())
+        argv = [*programs.PYTHON, "-m", "workers.traces", str(path)]
+        subprocess.run(argv, check=True, env=programs.inherited(programs.environment()))
+    program = programs.cold_start(config)
+    programs.become(program.argv, program.env)
 
 
 @cli.command()

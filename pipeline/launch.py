@@ -47,19 +47,22 @@ def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
             return 0
         launch = Launch(config, engines, redis_url, lock)
         again = shlex.join(["headrace", "up", str(path), *overrides])
-        try:
-            with launch.signals():
+        with launch.signals():
+            try:
                 launch.prepare()
                 launch.train()
-        except KeyboardInterrupt:
-            launch.stop()
-            print(f"stopped; nothing is lost. `{again}` goes on", flush=True)
-            return 130
-        except HeadraceError as error:
-            launch.stop()
-            raise HeadraceError(f"{error}\nnothing is lost: once that is put right, `{again}` goes on") from error
-        finally:
-            launch.stop()
+            except KeyboardInterrupt:
+                print(
+                    "\nstopping: workers finish what they have (Ctrl-C once more ends everything at once)", flush=True
+                )
+                launch.stop()
+                print(f"stopped; nothing is lost. `{again}` goes on", flush=True)
+                return 130
+            except (HeadraceError, redis.RedisError) as error:
+                launch.stop()
+                raise HeadraceError(f"{error}\nnothing is lost: once that is put right, `{again}` goes on") from error
+            finally:
+                launch.stop()
         summary.finish(config, launch.elapsed_s)
         print(summary.text(config))
     return 0
@@ -121,21 +124,21 @@ class Launch:
 
     def prepare(self) -> None:
         """Everything up to version 0 and the prompts' first values."""
-        config, folder = self.config, self.config.folder
+        config, folder, run_toml = self.config, self.config.folder, programs.run_toml(self.config)
         print(f"run {config.run.name}: all that it writes is in {folder}, its logs in {folder / 'logs'}", flush=True)
         with self._step("Redis"):
             self._start_redis()
         if config.model.path is None and not (config.model_path / "config.json").exists():
             with self._step("model made on the spot"):
-                self._run("model", "trainer.cold_start", "--model-only")
+                self._to_its_end(programs.module(config, "model", "trainer.cold_start", "--model-only", run_toml))
         for engine in self._engines:
             self._supervisor.start(engine.program)
         if config.cold_start is not None and not (folder / "traces.bin").exists():
             with self._step("traces for the cold start"):
-                self._run("traces", "workers.traces")
+                self._to_its_end(programs.module(config, "traces", "workers.traces", run_toml))
         if not any(folder.glob("weights/*/manifest.json")):  # version 0 itself may have been outlived by newer ones
             with self._step("cold start" if config.cold_start else "version 0"):
-                self._run("cold-start", "trainer.cold_start")
+                self._to_its_end(programs.cold_start(config))
         with self._step("SGLang"):
             deadline = time.monotonic() + config.engines.start_timeout_s
             for engine in self._engines:
@@ -143,7 +146,7 @@ class Launch:
         if config.advantage.offline_rollouts and not (folder / "values.done").exists():
             with self._step(f"first values: {config.advantage.offline_rollouts} rollouts a prompt"):
                 self._load_version_0()
-                self._run("values", "workers.evaluate", "values", engines=True)
+                self._to_its_end(programs.values(config, self._engine_urls))
                 (folder / "values.done").touch()
 
     def _start_redis(self) -> None:
@@ -153,12 +156,8 @@ class Launch:
         self._client = connect(self._url)
         self._lock.write(redis=self._url)
 
-    def _run(self, name: str, module: str, *arguments: str, engines: bool = False) -> None:
-        """A process that ends by itself, to its end."""
-        urls = [argument for url in self._engine_urls if engines for argument in ("--engine", url)]
-        program = programs.module(
-            self.config, name, module, *arguments, programs.run_toml(self.config), *urls, redis_url=self._url
-        )
+    def _to_its_end(self, program: Program) -> None:
+        """Run a process that ends by itself."""
         process = self._supervisor.start(program)
         self._wait_for(lambda: not process.running, time.monotonic() + PREPARATION_TIMEOUT_S, program)
 
@@ -193,13 +192,14 @@ class Launch:
         with Display(watch) as display:
             crew = Crew(self.config, self._supervisor, self._client, self._url, self._engines, display.say)
             crew.start()
-            deadline = None
-            while deadline is None or (time.monotonic() < deadline and not self._evaluated()):
-                if crew.trained and deadline is None:
-                    deadline = time.monotonic() + self._last_evaluation_s
+            done, deadline = False, float("inf")
+            while not done:
                 with self._redis_may_be_away(display.say):
                     crew.look()
                     display.refresh()
+                    if crew.trained:
+                        deadline = min(deadline, time.monotonic() + self._last_evaluation_s)
+                        done = self._evaluated() or time.monotonic() > deadline
                 time.sleep(LOOP_S)
             display.refresh(now=True)
         self._stopping = True
@@ -221,7 +221,7 @@ class Launch:
         try:
             yield
             self._away_since = None
-        except redis.ConnectionError as error:
+        except (redis.ConnectionError, redis.TimeoutError) as error:
             if self._away_since is None:
                 self._away_since = time.monotonic()
                 say(f"Redis does not answer at {self._url}: {error}")

@@ -39,6 +39,18 @@ def module(
     return Program(name, argv, log_of(config, name), environment(redis_url=redis_url), grace_s)
 
 
+def cold_start(config: Config) -> Program:
+    """Fine-tunes on one of the trainer's GPUs; then writes version 0."""
+    argv = [*PYTHON, "-m", "trainer.cold_start", str(run_toml(config))]
+    variables = environment(config.trainer.threads, config.trainer.gpus[:1])
+    return Program("cold-start", argv, log_of(config, "cold-start"), variables)
+
+
+def values(config: Config, engine_urls: Sequence[str]) -> Program:
+    engines = [argument for url in engine_urls for argument in ("--engine", url)]
+    return module(config, "values", "workers.evaluate", "values", run_toml(config), *engines)
+
+
 def log_of(config: Config, name: str) -> Path:
     return config.folder / "logs" / f"{name}.log"
 

@@ -1,5 +1,8 @@
 """An interpreter that seems to have SGLang and whose server never comes up: `sglang_stand_in`, for what must be refused
-or stopped before any real engine could start. With STAND_IN_ENGINE=waits it starts for ever, else it dies at once."""
+or stopped before any real engine could start.
+
+STAND_IN_ENGINE=waits: it starts for ever; =stubborn: it also ignores SIGTERM; not set: it dies at once.
+"""
 
 import pytest
 
@@ -9,6 +12,11 @@ case "$*" in *find_spec*) exit 0 ;; esac
 if [ "$STAND_IN_ENGINE" = waits ]; then
     echo "waits $$"
     exec sleep 60
+fi
+if [ "$STAND_IN_ENGINE" = stubborn ]; then
+    trap '' TERM
+    echo "waits $$"
+    sleep 60
 fi
 echo "the stand-in engine does not start"
 exit 3

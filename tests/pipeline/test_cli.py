@@ -211,7 +211,7 @@ def test_a_run_name_with_other_settings_is_refused_and_the_keys_are_named(headra
     open_folder(load("mine.toml"))
     code, _, err = headrace("up", "mine.toml", "optimizer.lr=1e-3", "rollout.workers=4")
     assert code == 2
-    assert "optimizer.lr: 0.0005 → 0.001" in err
+    assert f"optimizer.lr: {load('mine.toml').optimizer.lr} → 0.001" in err
     assert "rollout.workers" not in err, "counts of processes may change"
 
 

@@ -15,6 +15,7 @@ import pytest
 from pipeline import crew as crews
 from pipeline import programs
 from pipeline.config import load
+from pipeline.engine_processes import engine_processes
 from pipeline.launch import Launch, up
 from pipeline.run_folder import holder_of, locked
 from pipeline.supervisor import ProcessFailed, Program, Supervisor
@@ -145,6 +146,22 @@ def test_a_signal_during_preparation_stops_everything_and_says_how_to_go_on(numb
     assert "stopped; nothing is lost. `headrace up small.toml run.seed=2` goes on" in out
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
+
+
+def test_a_second_ctrl_c_waits_for_nobody(monkeypatch):
+    monkeypatch.setenv("STAND_IN_ENGINE", "stubborn")
+    process = headrace("up", "small.toml")
+    log = Path("runs/small/logs/engine-0.log")
+    wait_for(lambda: log.exists() and "waits" in log.read_text())
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None, "the engine has its grace"
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 5
+    assert process.returncode == 130, err
+    assert "nothing is lost" in out
 
 
 def test_down_stops_a_run_that_is_up(monkeypatch):
@@ -308,3 +325,40 @@ def test_a_worker_that_ends_by_itself_stays_away_until_it_is_wanted_anew(crew):
     crews.want_workers(crew.client, "small", ["worker-0"])
     crew.look()
     assert "worker-0" in crew.supervisor.names
+
+
+# -- what belongs to whom
+
+
+def test_engines_and_trainer_see_their_own_gpus_and_nobody_else_sees_any(sglang_stand_in):
+    gpus = ["engines.device=cuda", "engines.count=2", "engines.tp=2", "engines.gpus=[0, 1, 2, 3]"]
+    config = load("small.toml", [*gpus, "trainer.ranks=2", "trainer.gpus=[4, 5]"])
+    engines = [engine.program for engine in engine_processes(config)]
+    assert [engine.env["CUDA_VISIBLE_DEVICES"] for engine in engines] == ["0,1", "2,3"]
+    assert all("SGLANG_USE_CPU_ENGINE" not in engine.env and "--tp" in engine.argv for engine in engines)
+    assert programs.trainer(config, "redis://").env["CUDA_VISIBLE_DEVICES"] == "4,5"
+    assert programs.cold_start(config).env["CUDA_VISIBLE_DEVICES"] == "4"
+    assert programs.worker(config, "worker-0", "redis://").env["CUDA_VISIBLE_DEVICES"] == ""
+    assert "torch.distributed.run" in programs.trainer_argv(config)
+
+
+def test_an_engine_on_a_cpu_is_the_same_server_with_what_it_needs_there(sglang_stand_in):
+    (engine,) = engine_processes(load("small.toml", ["engines.args=['--max-total-tokens', '4096']"]))
+    line = " ".join(engine.program.argv)
+    assert "-m sglang.launch_server --model-path model --host 127.0.0.1" in line
+    assert "--device cpu --dtype float32" in line
+    assert line.endswith("--max-total-tokens 4096")
+    assert engine.program.env["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert engine.program.env["OMP_NUM_THREADS"] == "1"
+
+
+def test_every_process_is_kept_from_a_users_own_modules(sglang_stand_in):
+    config = load("small.toml")
+    all_of_them = [
+        programs.coordinator(config, "redis://", []),
+        programs.trainer(config, "redis://"),
+        programs.worker(config, "worker-0", "redis://"),
+        programs.cold_start(config),
+        programs.values(config, []),
+    ]
+    assert {program.env["PYTHONSAFEPATH"] for program in all_of_them} == {"1"}
