@@ -10,7 +10,6 @@ at a middling P leaves RL room in both directions. Without [cold_start], version
 """
 
 import argparse
-import struct
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline import data
+from pipeline import data, trajectory_file
 from pipeline.config import ColdStart, Config, load
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.trajectory import Trajectory
@@ -55,7 +54,7 @@ def prepare(config: Config, model_only: bool = False) -> None:
     device = torch.device("cuda" if config.trainer.gpus else "cpu")
     model = policy.load(config.model_path).to(device)
     if config.cold_start is not None:
-        fine_tune(model, read_traces(config.folder / "traces.bin"), config)
+        fine_tune(model, trajectory_file.read(config.folder / "traces.bin"), config)
     probe = probe_tokens(config.model_path, "\n".join(questions[:PROBE_QUESTIONS]))
     write_weights(model, final, 0, config.model_path, config.model.dtype, probe)
 
@@ -125,22 +124,6 @@ def trace_probability(model, traces: list[Trajectory], token_budget: int, share_
 def _micro_batches(traces: list[Trajectory], token_budget: int, share_rows: bool, device: torch.device):
     for rows in plan([len(t.tokens) for t in traces], token_budget, share_rows=share_rows)[0]:
         yield pack(rows, traces).to(device)
-
-
-def read_traces(path: Path) -> list[Trajectory]:
-    """Trajectories of a file of messages, each after its length (4 bytes, little-endian)."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `python -m workers.traces RUN.toml` writes it") from None
-    traces, at = [], 0
-    while at < len(raw):
-        (length,) = struct.unpack_from("<I", raw, at) if at + 4 <= len(raw) else (len(raw),)
-        if at + 4 + length > len(raw):
-            raise ConfigError(f"{path}: ends within trace {len(traces)}; delete it and write it again")
-        traces.append(Trajectory.decode(memoryview(raw)[at + 4 : at + 4 + length]))
-        at += 4 + length
-    return traces
 
 
 def main() -> int:

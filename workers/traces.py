@@ -5,21 +5,18 @@
 
     python -m workers.traces RUN.toml
 
-traces.bin: encoded trajectories in random order, each after its length (4 bytes, little-endian).
+traces.bin: the trajectories in random order, as pipeline/trajectory_file.py writes them.
 """
 
 import argparse
 import asyncio
 import json
 import logging
-import os
 import random
-import struct
-from pathlib import Path
 
 import numpy as np
 
-from pipeline import config
+from pipeline import config, trajectory_file
 from pipeline.data import Problem, cold_start_problems
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
@@ -89,18 +86,6 @@ async def traces(settings: config.Config, problems: list[Problem]) -> list[Traje
     return good
 
 
-def write(path: Path, trajectories: list[Trajectory]) -> None:
-    """traces.bin, at once or not at all."""
-    draft = path.with_suffix(".new")
-    with draft.open("wb") as file:
-        for trajectory in trajectories:
-            message = trajectory.encode()
-            file.write(struct.pack("<I", len(message)) + message)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.traces", description=__doc__.splitlines()[0])
     parser.add_argument("run", metavar="RUN.toml")
@@ -108,7 +93,7 @@ def main() -> None:
     if settings.cold_start is None:
         raise ConfigError("traces are for the cold start: add a [cold_start] table to the run's file")
     settings.folder.mkdir(parents=True, exist_ok=True)
-    write(settings.folder / "traces.bin", asyncio.run(traces(settings, cold_start_problems(settings))))
+    trajectory_file.write(settings.folder / "traces.bin", asyncio.run(traces(settings, cold_start_problems(settings))))
 
 
 if __name__ == "__main__":

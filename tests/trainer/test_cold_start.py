@@ -1,7 +1,6 @@
 """Version 0: model made on the spot, supervised fine-tuning, weights with manifest and probe."""
 
 import json
-import struct
 import subprocess
 import sys
 
@@ -11,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline import weights
+from pipeline import trajectory_file, weights
 from pipeline.config import load
 from pipeline.errors import ConfigError
 from pipeline.trajectory import Trajectory
 from tests.trainer.ledger import DEFAULTS, RUN
 from trainer import model as policy
-from trainer.cold_start import prepare, read_traces, trace_probability
+from trainer.cold_start import prepare, trace_probability
 from trainer.packing import action_places
 from trainer.publish import write_weights
 
@@ -34,24 +33,25 @@ def make_folder(folder, max_steps=400):
 def write_traces(config, count=120):
     """Scripted `a?` -> `<answer>a</answer>`: a copy of one digit, learned in a few dozen steps."""
     tokenizer = AutoTokenizer.from_pretrained(config.model_path)
-    with (config.folder / "traces.bin").open("wb") as file:
-        for i in range(count):
-            prompt = tokenizer.encode(f"<|im_start|>user\n{i % 10} = ?<|im_end|>\n<|im_start|>assistant\n")
-            reply = tokenizer.encode(f"<answer>{i % 10}</answer><|im_end|>")
-            mask = np.repeat([0, 1], [len(prompt), len(reply)])
-            trace = Trajectory(
-                prompt_id=f"p{i}",
-                entry=f"e{i}",
-                version=0,
-                event=0,
-                value=0.5,
-                outcome=1.0,
-                tokens=np.array(prompt + reply),
-                loss_mask=mask,
-                rollout_logprobs=np.zeros(len(mask)),
-                segments=[(len(prompt), len(reply), "script", 0)],
-            ).encode()
-            file.write(struct.pack("<I", len(trace)) + trace)
+    traces = []
+    for i in range(count):
+        prompt = tokenizer.encode(f"<|im_start|>user\n{i % 10} = ?<|im_end|>\n<|im_start|>assistant\n")
+        reply = tokenizer.encode(f"<answer>{i % 10}</answer><|im_end|>")
+        mask = np.repeat([0, 1], [len(prompt), len(reply)])
+        trace = Trajectory(
+            prompt_id=f"p{i}",
+            entry=f"e{i}",
+            version=0,
+            event=0,
+            value=0.5,
+            outcome=1.0,
+            tokens=np.array(prompt + reply),
+            loss_mask=mask,
+            rollout_logprobs=np.zeros(len(mask)),
+            segments=[(len(prompt), len(reply), "script", 0)],
+        )
+        traces.append(trace)
+    trajectory_file.write(config.folder / "traces.bin", traces)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_it_stops_once_a_held_out_trace_has_the_asked_probability(prepared):
     folder = prepared.folder / "weights" / "0"
     manifest = weights.verify_files(folder)
     assert manifest.version == 0
-    held = read_traces(prepared.folder / "traces.bin")[-12:]
+    held = trajectory_file.read(prepared.folder / "traces.bin")[-12:]
     model = policy.load(folder)
     chance = trace_probability(model, held, 2048)
     assert 0.5 <= chance < 0.98
@@ -140,5 +140,5 @@ def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path):
         prepare(config)
     path = config.folder / "traces.bin"
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ConfigError, match="ends within trace 4"):
+    with pytest.raises(ConfigError, match="ends within trajectory 4"):
         prepare(config)
