@@ -92,7 +92,7 @@ class EngineFleet:
 
     def _bring(self, member: Member, weights: Weights, state: str | None) -> None:
         now = time.monotonic()
-        label = Label(self._coordinator.run, weights.version, weights.digest[:16])
+        label = weights.label(self._coordinator.run)
         settled = member.serves == label and state == READY
         if settled and now - member.checked < CHECK_S:
             return

@@ -3,12 +3,14 @@
 An expected outcome is a value: `Refused("FULL")` is back-pressure, not an error. Versions count optimizer updates.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.weights import Label
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,13 @@ class Reservation:
     value: float  # the prompt's, frozen now
     attempt: int  # 1 for a fresh prompt
 
+    @classmethod
+    def outside_ledger(
+        cls, problem: Mapping[str, Any], entry: str, version: int = 0, attempt: int = 1
+    ) -> "Reservation":
+        """For an episode that no buffer waits for: a scripted trace, an evaluation. problem: a record with its `id`."""
+        return cls(entry, problem["id"], json.dumps(problem).encode(), version, version, 0, 0.5, attempt)
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -174,11 +183,16 @@ class BufferView:
 
 @dataclass(frozen=True)
 class Weights:
+    """Published weights; digest: at least the first 16 hex digits of the manifest's."""
+
     version: int
-    path: str
+    path: str  # relative to the run's folder
     digest: str
     event: int
     ms: int
+
+    def label(self, run: str) -> Label:
+        return Label(run, self.version, self.digest[:16])
 
 
 @dataclass(frozen=True)

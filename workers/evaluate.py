@@ -87,10 +87,8 @@ class Scorer:
 
     async def outcome(self, problem: Problem) -> float:
         """One episode's outcome, in [0, 1]; a failure is no outcome: it is tried again."""
-        least = self.version or 0
-        payload = json.dumps(problem).encode()
         for attempt in range(ATTEMPTS):
-            r = Reservation(uuid.uuid4().hex, problem["id"], payload, least, least, 0, 0.5, attempt + 1)
+            r = Reservation.outside_ledger(problem, uuid.uuid4().hex, self.version or 0, attempt + 1)
             try:
                 trajectory = await play(r, self.make_environment(), self.next_engine(), self.chat, self.settings)
             except (EngineError, EpisodeFailed) as error:

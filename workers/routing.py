@@ -47,7 +47,7 @@ class Routes:
         if label not in self._labels:
             run = self._ledger.coordinator.run
             versions = await self._ledger(self._ledger.coordinator.versions)
-            self._labels = {Label(run, version, weights.digest[:16]) for version, weights in versions.items()}
+            self._labels = {weights.label(run) for weights in versions.values()}
             if not versions and (label.run, label.version) == (run, 0):
                 return True  # the coordinator loaded it; the trainer, which publishes version 0, is still starting
         return label in self._labels

@@ -10,7 +10,6 @@ traces.bin: the trajectories in random order, as pipeline/trajectory_file.py wri
 
 import argparse
 import asyncio
-import json
 import logging
 import random
 
@@ -66,8 +65,7 @@ async def traces(settings: config.Config, problems: list[Problem]) -> list[Traje
         async def trace(number: int, problem: Problem) -> Trajectory | None:
             async with places:
                 environment = make_environment()
-                payload = json.dumps(problem).encode()
-                r = Reservation(f"trace-{number}", problem["id"], payload, 0, 0, 0, 0.5, 1)
+                r = Reservation.outside_ledger(problem, f"trace-{number}")
                 try:
                     return await play(r, environment, Script(environment, chat), chat, settings)
                 except EpisodeFailed as error:
