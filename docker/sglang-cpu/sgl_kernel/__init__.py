@@ -6,6 +6,6 @@ def __getattr__(name):
         raise AttributeError(name)
 
     def missing(*args, **kwargs):
-        raise NotImplementedError(f"sgl_kernel.{name} has no CPU stand-in; SGLang needs it only for speculative decoding")
+        raise NotImplementedError(f"sgl_kernel.{name}: no stand-in on a CPU; only speculative decoding needs it")
 
     return missing
