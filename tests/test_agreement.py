@@ -1,0 +1,183 @@
+"""Engine and trainer compute the same numbers. Nothing is replaced: worker, ledger, sandbox, SGLang, packing, FSDP2.
+
+play under version 0 ─▶ trajectories ─▶ the trainer's packed forward on weights/0           |Δ log p| ≤ 1e-4 nats
+      update, publish, load
+play under version 1 ─▶ trajectories ─▶ … on weights/1  ≤ 1e-4, on weights/0  far from it
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import redis
+import torch
+
+from pipeline.config import Config
+from pipeline.coordinator import Coordinator
+from pipeline.data import training_problems
+from pipeline.engines import Engine
+from pipeline.ledger_types import Reservation
+from pipeline.weights import Label
+from trainer import model as policy
+from trainer.packing import pack
+from trainer.publish import probe_tokens, write_weights
+from trainer.ranks import joined
+from trainer.update import Updater, make_optimizer
+from workers import engine as engines
+from workers.chat import Chat
+from workers.environments import open_environment
+from workers.episode import play
+from workers.worker import Worker
+
+pytestmark = pytest.mark.sglang
+TOLERANCE = 1e-4  # nats, in float32
+BATCH = 12
+
+
+def settings(folder: Path, model: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "agreement", "folder": folder},
+            "model": {"path": model},
+            "data": {"size": 32, "tasks": {"chain_sum": {"min_terms": 2, "max_terms": 4, "max_digits": 3}}},
+            "environment": {"name": f"{Path(__file__).parent}/insistent_tool.py:InsistentTool", "max_turns": 3},
+            "rollout": {"concurrency": 6, "max_tokens": 24, "context_length": 512},
+            "buffers": {"max_staleness": 0, "batch_size": BATCH, "max_trajectory_bytes": 65536},
+            "optimizer": {"lr": 1e-2},  # of one step: version 1 has to be visibly another policy
+            "trainer": {"token_budget": 512},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def journey(sglang, redis_url, tmp_path_factory):
+    """Two batches of a run, `played[v]` under version v, and the weights of both versions."""
+    config = settings(tmp_path_factory.mktemp("agreement"), sglang.model_path)
+    run, problems, admin = config.run.name, training_problems(config), Engine(sglang.url)
+    folders = [config.folder / "weights" / str(version) for version in (0, 1)]
+    probe = probe_tokens(sglang.model_path, problems[0]["question"])
+    played = []
+    with redis.Redis.from_url(redis_url) as client, joined(config.trainer) as ranks:
+        c = Coordinator.create(client, run, config.ledger_settings)
+        c.add_prompts([{"id": p["id"], "payload": json.dumps(p).encode()} for p in problems])
+        c.join("trainer", 0)
+        model = policy.shard(policy.load(sglang.model_path), ranks, "float32")
+        updater = Updater(model, make_optimizer(model, config), config, ranks, share_rows=True)
+        for version, folder in enumerate(folders):
+            manifest = write_weights(model, folder, version, sglang.model_path, "float32", probe)
+            c.publish("trainer", version, str(folder), manifest.digest)
+            admin.bring(folder, run, timeout_s=60, tolerance=TOLERANCE)
+            c.register_engine("e0", version, sglang.url)
+            asyncio.run(work(config, Coordinator(client, run)))
+            played.append(c.fetch(c.consume("trainer", version).refs))
+            updater.update(played[version], version)
+    yield SimpleNamespace(config=config, folders=folders, played=played, admin=admin)
+    admin.load(sglang.model_path, "base", timeout_s=60)
+    admin.close()
+
+
+async def work(config: Config, coordinator: Coordinator) -> None:
+    """One worker, until the only open buffer is full."""
+    async with open_environment(config.environment) as make, engines.connections() as http:
+        worker = Worker(config, coordinator, "w0", Chat(config.model_path), make, http)
+        task = asyncio.create_task(worker.run())
+        async with asyncio.timeout(60):
+            while worker.counts["episodes"] < BATCH:
+                await asyncio.sleep(0.05)
+        worker.drain()
+        await task
+
+
+def trainer_logprobs(folder: Path, trajectories) -> list[np.ndarray]:
+    """[T] float64 each: the trainer's log-probs at the action tokens, packed into two rows; nan elsewhere."""
+    found = [np.full(len(t.tokens), np.nan) for t in trajectories]
+    indices = list(range(len(trajectories)))
+    micro = pack([indices[0::2], indices[1::2]], trajectories)
+    with torch.no_grad():
+        logprobs, _ = policy.action_logprobs(policy.load(folder), micro)
+    for i, part in zip(micro.members, logprobs.split(micro.counts), strict=True):
+        found[i][trajectories[i].loss_mask == 1] = part.numpy()
+    return found
+
+
+def differences(folder: Path, trajectories) -> np.ndarray:
+    """[n] nats, at all action tokens: |engine - trainer|."""
+    trainers = trainer_logprobs(folder, trajectories)
+    assert all((np.isfinite(own) == (t.loss_mask == 1)).all() for own, t in zip(trainers, trajectories, strict=True))
+    parts = [np.abs(own - t.rollout_logprobs) for own, t in zip(trainers, trajectories, strict=True)]
+    return np.concatenate([part[np.isfinite(part)] for part in parts])
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_the_log_probs_of_a_batch_are_those_of_the_trainer_on_the_same_weights(journey, version):
+    trajectories = journey.played[version]
+    assert len(trajectories) == BATCH
+    assert {s.version for t in trajectories for s in t.segments} == {version}
+    assert differences(journey.folders[version], trajectories).max() <= TOLERANCE
+
+
+def test_after_a_publication_engine_and_trainer_have_both_left_the_old_weights(journey):
+    old, new = journey.folders
+    assert np.median(differences(old, journey.played[1])) > 100 * TOLERANCE
+    assert np.median(differences(new, journey.played[0])) > 100 * TOLERANCE
+
+
+def test_what_is_trained_on_is_exactly_what_the_engine_sampled(journey):
+    chat = Chat(journey.config.model_path)
+    problems = {problem["id"]: problem for problem in training_problems(journey.config)}
+    for t in [t for played in journey.played for t in played]:
+        actions = np.zeros(len(t.tokens), bool)
+        for start, length, _, _ in t.segments:
+            actions[start : start + length] = True
+        assert (actions == (t.loss_mask == 1)).all()
+        assert (t.rollout_logprobs[~actions] == 0).all() and (t.rollout_logprobs[actions] < 0).all()
+        assert t.metrics["turns"] == 3 and t.metrics["tool_calls"] == 3
+        # What the mask leaves out is the question, and after each reply but the last what the tool printed.
+        ends = [start + length for start, length, _, _ in t.segments]
+        starts = [start for start, *_ in t.segments]
+        problem = problems[t.prompt_id]
+        question = chat.prompt([{"role": "user", "content": f"{problem['metadata']['expression']} = ?"}])
+        observation = chat.extend([{"role": "tool", "content": problem["answer"]}])
+        assert t.tokens[: starts[0]].tolist() == question
+        for end, start in zip(ends, starts[1:], strict=False):
+            assert t.tokens[end:start].tolist()[-len(observation) :] == observation
+            assert t.tokens[end:start].tolist()[: -len(observation)] in ([], [chat.end_token])
+        assert ends[-1] == len(t.tokens)
+
+
+def test_each_segment_of_a_trajectory_across_a_publication_is_that_of_its_own_weights(journey):
+    config, (old, new) = journey.config, journey.folders
+    chat, run = Chat(config.model_path), config.run.name
+    problem = training_problems(config)[0]
+
+    async def main():
+        async with open_environment(config.environment) as make, engines.connections() as http:
+            environment, sampling = make(), engines.sampling(config.rollout, chat.end_token)
+            step = environment.step
+
+            async def publication(reply):
+                await asyncio.to_thread(journey.admin.bring, new, run, 60)
+                return await step(reply)
+
+            async def published(label: Label) -> bool:
+                return label.run == run
+
+            environment.step = publication
+            engine = engines.Engine("e0", journey.admin.url, http, sampling, published, 60)
+            await asyncio.to_thread(journey.admin.bring, old, run, 60)
+            payload = json.dumps(problem).encode()
+            return await play(
+                Reservation("e", problem["id"], payload, 0, 1, 0, 0.5, 1), environment, engine, chat, config
+            )
+
+    t = asyncio.run(main())
+    assert [s.version for s in t.segments] == [0, 1, 1]
+    by_version = [trainer_logprobs(folder, [t, t, t])[2] for folder in (old, new)]
+    for start, length, _, version in t.segments:
+        own, other = (
+            np.abs(by_version[v] - t.rollout_logprobs)[start : start + length] for v in (version, 1 - version)
+        )
+        assert own.max() <= TOLERANCE < other.max()
