@@ -6,15 +6,13 @@ Due: the first version ever, the first one served at or after each multiple of e
 All of it is read from Redis, so that a coordinator that was started again, or a second one, goes on with the same.
 """
 
-import fcntl
-import json
 import logging
 import time
 from pathlib import Path
 
 from redis import Redis
 
-from pipeline import evals, keys
+from pipeline import evals, jsonl, keys
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +55,13 @@ class EvalSchedule:
         over = [e for e in evals.read_all(self._client, self._run) if e.over and e.version not in self._archived]
         if not over:
             return
-        with path.open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # of two coordinators only one writes a line
-            file.seek(0)
-            known = {json.loads(line)["version"] for line in file}
+        with jsonl.appending(path) as file:  # of two coordinators only one writes a line
+            known = {line["version"] for line in jsonl.read(path)}
             for evaluation in over:
                 if evaluation.state == "failed":
                     log.warning("the evaluation of version %d failed: %s", evaluation.version, evaluation.error)
                 elif evaluation.version not in known:
-                    file.write(json.dumps(evals.as_line(evaluation)) + "\n")
+                    file.write(jsonl.as_line(evals.as_line(evaluation)))
         self._archived |= {evaluation.version for evaluation in over}
 
     def _due(self, version: int, previous: int) -> bool:

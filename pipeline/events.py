@@ -6,8 +6,6 @@
 Nobody waits without a bound: `wait` returns [] when its time is over.
 """
 
-import fcntl
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from pipeline import keys
+from pipeline import jsonl, keys
 
 BLOCK_S = 1.0  # one XREAD; well below any sane socket_timeout
 READ_AT_ONCE = 1000
@@ -57,12 +55,11 @@ def archive(client: redis.Redis, run: str, path: Path, keep: int = 10_000) -> in
     The file's own last line says where to go on, so that a crash at any point loses and doubles nothing.
     """
     written = 0
-    with open(path, "a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        newest = _last_archived(file)
+    with jsonl.appending(path) as file:
+        newest = (jsonl.last(file) or {}).get("id")
         while rows := client.xrange(keys.events(run), min=f"({newest}" if newest else "-", count=READ_AT_ONCE):
             for event in map(_event, rows):
-                file.write(json.dumps({"id": event.id, "kind": event.kind, **event.fields}).encode() + b"\n")
+                file.write(jsonl.as_line({"id": event.id, "kind": event.kind, **event.fields}))
                 newest = event.id
             written += len(rows)
         file.flush()
@@ -71,22 +68,6 @@ def archive(client: redis.Redis, run: str, path: Path, keep: int = 10_000) -> in
     if len(kept) == keep:
         client.xtrim(keys.events(run), minid=kept[-1][0], approximate=False)
     return written
-
-
-def _last_archived(file) -> str | None:
-    """Id in the last whole line; a line that a crash tore is cut off."""
-    end = file.seek(0, os.SEEK_END)
-    tail = b""
-    start = end
-    while start > 0 and tail.count(b"\n") < 2:
-        start = max(0, start - 4096)
-        file.seek(start)
-        tail = file.read(end - start)
-    whole = tail[: tail.rfind(b"\n") + 1]
-    file.truncate(start + len(whole))
-    file.seek(0, os.SEEK_END)
-    lines = whole.splitlines()
-    return json.loads(lines[-1])["id"] if lines else None
 
 
 def _event(row: tuple[bytes, dict[bytes, bytes]]) -> Event:

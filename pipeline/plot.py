@@ -7,12 +7,12 @@
 Any key may be missing from any line, and the run may still be going: what there is so far is drawn.
 """
 
-import json
 import math
 import os
 from collections import Counter
 from pathlib import Path
 
+from pipeline import jsonl
 from pipeline.errors import HeadraceError
 
 TRAIL = 5  # updates in the trailing mean of a noisy curve, as in the figures of arXiv 2608.24870
@@ -80,17 +80,8 @@ def plot(run_folder):
 
 
 def read(path):
-    """The file's lines by version, ascending. A resumed run writes an update again: the last line of a version counts,
-    and a line that a crash or a running writer left incomplete is left out."""
-    lines = {}
-    if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(line, dict) and number(line.get("version")) is not None:
-                lines[line["version"]] = line
+    """The lines by version, ascending. A resumed run writes an update again: the last line of a version counts."""
+    lines = {line["version"]: line for line in jsonl.read(path) if number(line.get("version")) is not None}
     return [lines[version] for version in sorted(lines)]
 
 
@@ -193,15 +184,16 @@ def mismatch(axes, updates):
 
 def idle(axes, updates):
     axes.set_title("Does the trainer wait for data?")
-    axes.set_ylabel("idle share of the update (%)")
+    axes.set_ylabel("idle share of the time (%)")
     timed = [
         line for line in updates if number(line.get("idle_seconds")) is not None and number(line.get("step_seconds"))
     ]
     if not timed:
         return empty(axes, "no timings recorded yet")
-    shares = [100 * line["idle_seconds"] / line["step_seconds"] for line in timed]
+    # step_seconds is the update alone, without the waiting before it
+    shares = [100 * line["idle_seconds"] / (line["idle_seconds"] + line["step_seconds"]) for line in timed]
     noisy(axes, [line["version"] for line in timed], shares, "idle")
-    axes.set_ylim(-3, max(103, *shares))
+    axes.set_ylim(-3, 103)
     axes.legend(loc="best")
 
 

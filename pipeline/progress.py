@@ -16,7 +16,7 @@ from typing import Any
 
 from redis import Redis
 
-from pipeline import keys
+from pipeline import jsonl, keys
 
 EXPIRE_S = 30  # a process that is silent for longer is not shown
 REFRESH_S = 0.5  # at most this often; a change between working and waiting is shown sooner
@@ -83,10 +83,8 @@ def read_processes(client: Redis, run: str) -> list[dict[str, Any]]:
 
 def record_metrics(client: Redis, run: str, metrics: dict[str, Any], file: Path) -> None:
     """Append one update's metrics to the file, then to the stream that the live display reads."""
-    line = json.dumps(metrics)
-    with file.open("a") as lines:
-        lines.write(line + "\n")
-    client.xadd(keys.metrics(run), {"json": line}, maxlen=MAX_METRICS, approximate=True)
+    jsonl.append(file, metrics)
+    client.xadd(keys.metrics(run), {"json": json.dumps(metrics)}, maxlen=MAX_METRICS, approximate=True)
 
 
 def read_metrics(client: Redis, run: str, after: str = "0-0") -> tuple[list[dict[str, Any]], str]:

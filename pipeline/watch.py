@@ -21,7 +21,7 @@ from typing import Any
 import redis
 
 from advantage import Evidence
-from pipeline import events
+from pipeline import events, jsonl
 from pipeline.config import Config, load
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
@@ -196,11 +196,7 @@ class Watch:
 
 def first_prompts(config: Config) -> Iterator[dict[str, Any]]:
     """The training problems as the ledger takes them: id, payload (JSON), evidence of the outcomes in values.jsonl."""
-    path, outcomes = config.folder / "values.jsonl", {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            outcomes[record["id"]] = record["outcomes"]
+    outcomes = {line["id"]: line["outcomes"] for line in jsonl.read(config.folder / "values.jsonl")}
     for problem in training_problems(config):
         evidence = Evidence.from_offline(outcomes.get(problem["id"], ()), mass=config.advantage.mass)
         payload = json.dumps(problem).encode()
