@@ -58,7 +58,7 @@ class Coordinator(LedgerView):
     """One run's ledger. seed: of the draws of prompts; clock: a callable (or number) in ms, for tests only."""
 
     def __init__(
-        self, client: redis.Redis, run: str, seed: int | None = None, clock: Callable[[], int] | int | None = None
+        self, client: redis.Redis, run: str, seed: int | str | None = None, clock: Callable[[], int] | int | None = None
     ):
         super().__init__(client, run)
         self._random, self._ledger = random.Random(seed), Transitions(client, run, clock)

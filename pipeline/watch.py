@@ -30,7 +30,7 @@ from pipeline.errors import ConfigError, OtherSettings, RolledBack, UnknownRun
 from pipeline.eval_schedule import EvalSchedule
 from pipeline.ledger_types import Weights
 from pipeline.progress import Progress
-from pipeline.redis_server import RedisFailed, connect, find_url
+from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, patient
 from pipeline.weights import BadWeights, read_manifest, retain
 
 NAME = "coordinator"
@@ -38,12 +38,11 @@ PASS_S = 1.0  # of the main thread
 BATCH_S = 0.2  # events come by the thousand: the engines' thread looks through them at most this often,
 LOOK_S = 2.0  # at its engines at least this often,
 REACT_S = 0.05  # and at them this soon after an event that concerns them
-REDIS_AWAY_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
-def watch(run_toml: Path | str, engine_urls: Sequence[str] = ()) -> int:
+def watch(run_toml: Path | str, engine_urls: Sequence[str] = (), redis_url: str | None = None) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. Raises HeadraceError for what it cannot mend."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
@@ -51,9 +50,9 @@ def watch(run_toml: Path | str, engine_urls: Sequence[str] = ()) -> int:
     urls = list(engine_urls or config.engines.urls)
     if not urls:
         raise ConfigError("no engine: give --engine URL for each SGLang server, or set engines.urls")
-    url = find_url(config.redis.url)
+    url = find_url(redis_url, config.redis.url)
     if url is None:
-        raise ConfigError("no Redis: set REDIS_URL, or give --redis URL")
+        raise ConfigError("no Redis: give --redis URL, or set REDIS_URL or redis.url")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -91,20 +90,23 @@ class Watch:
         if self._error is not None:
             raise self._error
         self.fleet.close()
-        with contextlib.suppress(redis.RedisError):  # it expires by itself
+        with contextlib.suppress(redis.RedisError):  # a line of progress expires by itself
+            self._archive()  # what happened since the last pass: the last evaluation, mostly
             self._progress.done()
 
     # -- the main thread
 
     def _tend(self) -> None:
-        folder = self._config.folder
         for entry in self._coordinator.reap():
             log.warning("entry %s was released: its worker is gone, or it took too long", entry)
-        events.archive(self._client, self._run, folder / "events.jsonl")
-        self.evals.archive(folder / "evals.jsonl")
-        for path in retain(folder / "weights", self._needed_versions()):
+        self._archive()
+        for path in retain(self._config.folder / "weights", self._needed_versions()):
             log.info("deleted %s: nobody can ask for it any more", path)
         self._progress.waiting(self._sentence(), version=self._coordinator.fields()["version"], engines=str(self.fleet))
+
+    def _archive(self) -> None:
+        events.archive(self._client, self._run, self._config.folder / "events.jsonl")
+        self.evals.archive(self._config.folder / "evals.jsonl")
 
     def _needed_versions(self) -> set[int]:
         """The run's start, both checkpoints, the present and the previous version (Redis may forget its last second),
@@ -162,31 +164,29 @@ class Watch:
 
     def _repeat(self, step: Callable[[], None], pause_s: float, stop: threading.Event) -> None:
         """`step` again and again. What a lost Redis or ledger raises is waited for, not longer than REDIS_AWAY_S."""
-        away_since = None
-        while not stop.is_set():
+
+        def attempt() -> None:
             try:
                 step()
-                away_since = None
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                if away_since is None:
-                    away_since = time.monotonic()
-                    log.warning("Redis does not answer: %s", error)
-                if time.monotonic() - away_since > REDIS_AWAY_S:
-                    raise RedisFailed(
-                        f"Redis has not answered for {REDIS_AWAY_S:g} s ({error}); once it is back, start this again: "
-                        "nothing that it acknowledged is lost"
-                    ) from None
             except RolledBack as error:
                 log.warning("%s", error)  # until the trainer joins with what it has
             except UnknownRun:
                 log.warning("this Redis does not know the run (any more); it is made anew, the trainer will join it")
                 self._create()
+
+        while not stop.is_set():
+            try:
+                patient(attempt, REDIS_AWAY_S, log.warning, stop.is_set)
+            except RedisFailed:
+                if not stop.is_set():
+                    raise
             stop.wait(pause_s)
 
     def _create(self) -> Coordinator:
         """The ledger and its prompts; what exists already stays as it is."""
         try:
-            coordinator = Coordinator.create(self._client, self._run, self._config.ledger_settings)
+            seed = f"{self._config.run.seed} {NAME}"
+            coordinator = Coordinator.create(self._client, self._run, self._config.ledger_settings, seed=seed)
         except OtherSettings as error:
             raise ConfigError(str(error)) from None
         added = coordinator.add_prompts(first_prompts(self._config))

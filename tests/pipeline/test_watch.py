@@ -9,7 +9,7 @@ import time
 import pytest
 import redis
 
-from pipeline import evals, watch
+from pipeline import evals, jsonl, watch
 from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
@@ -201,6 +201,18 @@ def test_two_coordinators_at_once_and_one_after_the_other_do_no_harm(
     assert len((config.folder / "evals.jsonl").read_text().splitlines()) == 1
 
 
+def test_an_evaluation_that_ended_just_before_the_end_is_in_the_file(
+    config, client, run, start, publish, scripted_engine, monkeypatch
+):
+    monkeypatch.setattr(watch, "PASS_S", 60)  # no pass comes in between
+    publish(0)
+    running = start(config, client, [scripted_engine().url])
+    evaluate(client, run, 0)
+    running.stop()
+    assert [line["version"] for line in jsonl.read(config.folder / "evals.jsonl")] == [0]
+    assert "engine" in {line["kind"] for line in jsonl.read(config.folder / "events.jsonl")}
+
+
 def test_other_settings_under_the_same_name_are_refused(config, client):
     Watch(config, client, ["http://127.0.0.1:1"]).fleet.close()
     changed = config.model_copy(update={"buffers": config.buffers.model_copy(update={"max_staleness": 2})})
@@ -227,7 +239,7 @@ def test_a_redis_that_is_restarted_is_waited_for_and_one_that_is_gone_ends_in_on
         until(lambda: engine.loads == [0, 0])
         server.stop()
         running.thread.join(20)
-        with pytest.raises(RedisFailed, match="Redis has not answered for 1 s"):
+        with pytest.raises(RedisFailed, match="once it is back, start this again"):
             running.stop()
 
 
