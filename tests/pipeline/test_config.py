@@ -5,6 +5,7 @@ from importlib.resources import files
 import pytest
 
 from pipeline.config import Config, load
+from pipeline.config_rules import unwise
 from pipeline.errors import ConfigError
 
 SMALL = """
@@ -68,10 +69,13 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["publish.every=4", "buffers.max_staleness=2"], "the run could never fill its second buffer"),
-        (["buffers.buffer_capacity=3"], "buffers.buffer_capacity = 3 is below batch_size = 64"),
-        (["buffers.group_size=4", "buffers.group_launch=2"], "buffers.group_launch = 2 is below group_size = 4"),
-        (["buffers.byte_budget=1000"], "give it at least 67108864"),
+        (["publish.every=4", "buffers.max_staleness=2"], "buffers.max_staleness 2 < publish_every - 1 = 3"),
+        (["buffers.buffer_capacity=3"], "buffers.buffer_capacity = 3: only batch_size is possible yet; remove it"),
+        (["buffers.group_size=4"], "buffers.group_size = 4: groups are not possible yet; set it to 1"),
+        (["buffers.group_launch=2"], "buffers.group_launch = 2: more than group_size is not possible yet; remove it"),
+        (["buffers.byte_budget=1000"], "buffers.byte_budget 1000 is less than one buffer needs"),
+        (["advantage.algorithm=grpo"], "advantage.algorithm = 'grpo' is not known; set it to one of: spo++"),
+        (["environment.episode_timeout_s=700"], "is above buffers.max_age_s = 600"),
         (["model.path=/models/x"], "two models"),
         (["model.tiny.hidden=130"], "not a multiple of heads"),
         (["data.path=problems.jsonl"], "set exactly one of data.path"),
@@ -89,6 +93,41 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
 )
 def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
     assert said in refusal(toml, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["eval.every=5"], "eval.every = 5 does nothing, because no [eval.data] says which problems are held out"),
+        (["eval.timeout_s=5"], "eval.timeout_s = 5.0 does nothing"),
+        (["data.path=p.jsonl", "data.tasks={}", "data.seed=3"], "data.seed = 3 does nothing"),
+        (["eval.data.path=p.jsonl", "eval.data.seed=3"], "because the problems come from eval.data.path; remove it"),
+        (["redis.url=redis://elsewhere", "redis.port=7000"], "because redis.url names a server that runs already"),
+        (["engines.urls=['http://elsewhere']", "engines.count=2", "engines.tp=4"], "engines.tp = 4 does nothing"),
+        (["loss.importance=none", "loss.importance_cap=3.0"], 'because loss.importance is "none"'),
+        (["environment.name=mine.py:Mine", "environment.tool_memory_mb=64"], "environment.tool_memory_mb = 64 does"),
+    ],
+)
+def test_a_setting_that_nothing_would_read_is_refused(toml, overrides, said):
+    assert said in refusal(toml, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.size=9000"], "data.size = 9000: a prompt is visited every 141 policy events"),
+        (["rollout.top_p=0.9"], "rollout.top_p = 0.9, top_k = -1: tokens are sampled from a part"),
+        (["loss.clip_low=0.1", "loss.dual_clip=3.0"], "loss.clip_low, dual_clip: with trainer.minibatches = 1"),
+    ],
+)
+def test_unwise_settings_are_allowed_and_told(toml, overrides, said):
+    (warning,) = unwise(load(toml, overrides))
+    assert said in warning
+
+
+def test_ordinary_settings_are_not_warned_of(toml):
+    assert list(unwise(load(toml))) == []
+    assert list(unwise(load(toml, ["loss.clip_low=0.1", "trainer.minibatches=2"]))) == []
 
 
 def test_overrides_are_toml_values_or_bare_words(toml):
