@@ -1,7 +1,7 @@
 """What every process is doing, for the person who watches: one hash a process, that is gone when the process is.
 
     hr:{run}:process:<name>   role, pid, host, waiting, since_ms, and numbers of the role (tokens_s, episodes, …)
-    hr:{run}:processes        name -> last refresh in ms: the index of the above
+    hr:{run}:processes        name -> when it is gone unless it is refreshed, in ms: the index of the above
     hr:{run}:metrics          stream, capped: one entry an update, field json; the same dict is a line of metrics.jsonl
 
 `redis-cli HGETALL 'hr:{demo}:process:trainer'` answers "why is nothing happening?".
@@ -18,7 +18,7 @@ from redis import Redis
 
 from pipeline import jsonl, keys
 
-EXPIRE_S = 30  # a process that is silent for longer is not shown
+EXPIRE_S = 30  # a process that is silent for longer, and did not say that it would be, is not shown
 REFRESH_S = 0.5  # at most this often; a change between working and waiting is shown sooner
 CHANGE_S = 0.1
 MAX_METRICS = 10_000
@@ -44,6 +44,11 @@ class Progress:
         """Busy; numbers stay shown until they are given again."""
         self._refresh("", numbers)
 
+    def busy_for(self, quiet_s: float, **numbers: float | str) -> None:
+        """Busy with one thing that does not call back, such as an update, and may take up to `quiet_s`."""
+        self._written = -REFRESH_S  # it is the last word for long
+        self._refresh("", numbers, quiet_s)
+
     def done(self) -> None:
         """The process ends; its line goes at once."""
         pipe = self._client.pipeline()
@@ -51,7 +56,7 @@ class Progress:
         pipe.zrem(keys.processes(self._run), self._name)
         pipe.execute()
 
-    def _refresh(self, sentence: str, numbers: dict[str, float | str]) -> None:
+    def _refresh(self, sentence: str, numbers: dict[str, float | str], expire_s: float = EXPIRE_S) -> None:
         self._numbers |= numbers
         now, waits = time.monotonic(), bool(sentence)
         if waits != self._waits:
@@ -62,9 +67,9 @@ class Progress:
         key, index = keys.process(self._run, self._name), keys.processes(self._run)
         pipe = self._client.pipeline()
         pipe.hset(key, mapping=self._fixed | {"waiting": sentence, "since_ms": self._since_ms} | self._numbers)
-        pipe.expire(key, EXPIRE_S)
-        pipe.zadd(index, {self._name: _now_ms()})
-        pipe.zremrangebyscore(index, "-inf", _now_ms() - 1000 * EXPIRE_S)
+        pipe.pexpire(key, int(1000 * expire_s))
+        pipe.zadd(index, {self._name: _now_ms() + int(1000 * expire_s)})
+        pipe.zremrangebyscore(index, "-inf", _now_ms())
         pipe.execute()
 
 
@@ -82,9 +87,10 @@ def read_processes(client: Redis, run: str) -> list[dict[str, Any]]:
 
 
 def record_metrics(client: Redis, run: str, metrics: dict[str, Any], file: Path) -> None:
-    """Append one update's metrics to the file, then to the stream that the live display reads."""
-    jsonl.append(file, metrics)
+    """Add one update's metrics to the stream that the live display reads, then to the file."""
+    # the file is last: a call that is repeated because Redis was away adds one line
     client.xadd(keys.metrics(run), {"json": json.dumps(metrics)}, maxlen=MAX_METRICS, approximate=True)
+    jsonl.append(file, metrics)
 
 
 def read_metrics(client: Redis, run: str, after: str = "0-0") -> tuple[list[dict[str, Any]], str]:

@@ -1,5 +1,6 @@
 import json
 import os
+import time
 
 from pipeline import keys, progress
 from pipeline.progress import Progress, read_metrics, read_processes, record_metrics
@@ -49,6 +50,17 @@ def test_a_silent_process_is_gone_and_one_that_ends_at_once(client, run):
     Progress(client, run, "worker-0", "worker").working()
     process.done()
     assert read_processes(client, run) == [] and not client.exists(keys.processes(run))
+
+
+def test_a_process_in_a_long_update_stays_shown_until_its_next_word(client, run):
+    trainer = Progress(client, run, "trainer", "trainer")
+    trainer.waiting("buffer 3")
+    trainer.busy_for(3600, version=3)
+    assert client.ttl(keys.process(run, "trainer")) > 3000
+    assert read_processes(client, run)[0]["waiting"] == "" and read_processes(client, run)[0]["version"] == 3
+    time.sleep(progress.CHANGE_S)
+    trainer.waiting("buffer 4")
+    assert client.ttl(keys.process(run, "trainer")) <= progress.EXPIRE_S
 
 
 def test_the_index_of_processes_forgets_the_dead(client, run):
