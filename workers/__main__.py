@@ -8,11 +8,11 @@ import signal
 from pipeline import config
 from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError
+from pipeline.program import run
 from pipeline.redis_server import connect
 from workers.chat import Chat
 from workers.engine import connections
 from workers.environments import open_environment
-from workers.program import run
 from workers.worker import Worker
 
 

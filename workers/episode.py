@@ -93,7 +93,7 @@ class Episode:
             raise EpisodeFailed(
                 "PROMPT_TOO_LONG",
                 f"prompt {self.reservation.prompt} has {len(self.tokens)} tokens, rollout.context_length = "
-                f"{self.rollout.context_length} leaves no room for a reply",
+                f"{self.rollout.context_length} leaves no room for a reply: raise it, or leave such prompts out",
             )
         while True:
             reply = await self._reply()

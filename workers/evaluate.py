@@ -18,13 +18,13 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from pipeline import config
+from pipeline import config, jsonl
 from pipeline.data import Problem, evaluation_problems, training_problems
 from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
+from pipeline.program import run
 from pipeline.weights import Label
 from workers.chat import Chat
 from workers.engine import Engine, EngineError, connections, sampling
@@ -92,6 +92,8 @@ class Scorer:
             try:
                 trajectory = await play(r, self.make_environment(), self.next_engine(), self.chat, self.settings)
             except (EngineError, EpisodeFailed) as error:
+                if error.code == "PROMPT_TOO_LONG":  # at every attempt
+                    raise EvaluationFailed(str(error)) from None
                 log.warning("problem %s, attempt %d: %s", problem["id"], attempt + 1, error)
                 failure = error
                 await asyncio.sleep(0.5 * 2**attempt)
@@ -114,17 +116,15 @@ def summarize(outcomes: list[list[float]]) -> tuple[float, float]:
 async def values(settings: config.Config, urls: list[str]) -> None:
     """Append what is missing to {run folder}/values.jsonl: `advantage.offline_rollouts` outcomes a problem."""
     path, n = settings.folder / "values.jsonl", settings.advantage.offline_rollouts
-    known = {line["id"] for line in _whole_lines(path) if len(line["outcomes"]) == n}
+    known = {line["id"] for line in jsonl.read(path) if len(line["outcomes"]) == n}
     missing = [problem for problem in training_problems(settings) if problem["id"] not in known]
     if not missing or not n:
         return
-    with path.open("a") as file:
 
-        def write(problem: Problem, outcomes: list[float]) -> None:
-            file.write(json.dumps({"id": problem["id"], "outcomes": outcomes}) + "\n")
-            file.flush()
+    def write(problem: Problem, outcomes: list[float]) -> None:
+        jsonl.append(path, {"id": problem["id"], "outcomes": outcomes})
 
-        await _with_scorer(settings, urls, 0, None, lambda scorer: scorer.score(missing, n, write))
+    await _with_scorer(settings, urls, 0, None, lambda scorer: scorer.score(missing, n, write))
 
 
 async def evaluation(settings: config.Config, urls: list[str], version: int | None = None) -> dict[str, Any]:
@@ -162,17 +162,6 @@ async def _with_scorer(
         return await use(Scorer(settings, chat, make_environment, lambda: next(engines), version))
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a JSONL file; a last one that a crash tore is cut off the file."""
-    if not path.exists():
-        return []
-    text = path.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]
-    if len(whole) < len(text):
-        path.write_bytes(whole)
-    return [json.loads(line) for line in whole.splitlines()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["values", "eval"])
@@ -191,6 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from workers.program import run
-
     run(main)

@@ -19,12 +19,12 @@ from pipeline import config, trajectory_file
 from pipeline.data import Problem, cold_start_problems
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
+from pipeline.program import run
 from pipeline.trajectory import Trajectory
 from workers.chat import Chat
 from workers.engine import Reply
 from workers.environments import Environment, open_environment
 from workers.episode import EpisodeFailed, play
-from workers.program import run
 
 log = logging.getLogger(__name__)
 

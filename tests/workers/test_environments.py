@@ -134,6 +134,11 @@ def test_verifiers_that_raise_and_problems_without_a_task_are_scored_too():
     assert verify({"question": "", "answer": "Paris"}, "London") == 0.0
 
 
+def test_a_task_without_a_verifier_is_a_failure_and_no_wrong_answer():
+    with pytest.raises(ValueError, match="no_such_task"):
+        verify({"task": "no_such_task", "question": "", "answer": "1"}, "2")
+
+
 def test_instructions_become_a_system_message_and_show_the_tool():
     async def main():
         async with open_environment(config.Environment(options={"instructions": "Think."})) as make:

@@ -71,6 +71,12 @@ def test_a_failure_is_no_outcome_it_is_tried_again(settings, run):
     assert asyncio.run(main())["trajectories"] == 6 and not faults
 
 
+def test_a_prompt_that_is_too_long_is_not_tried_again_and_says_what_to_do(settings):
+    config = settings(eval=EVAL, rollout={"context_length": 5, "max_tokens": 2})
+    with pytest.raises(EvaluationFailed, match=r"context_length = 5 leaves no room for a reply: raise it, or leave"):
+        asyncio.run(evaluation(config, ["http://127.0.0.1:9"]))
+
+
 def test_the_standard_error_is_over_problems():
     assert summarize([[1.0, 0.0], [1.0, 0.0]]) == (0.5, 0.0)
     success, stderr = summarize([[1.0, 1.0], [0.0, 0.0]])

@@ -112,8 +112,9 @@ def verify(problem: dict[str, Any], answer: str) -> float:
         return 1.0
     if "task" not in problem:
         return float(_number(answer) is not None and _number(answer) == _number(expected))
+    score = _scorer(problem["task"])
     try:
-        return float(_scorer(problem["task"])(answer, problem) == 1.0)
+        return float(score(answer, problem) == 1.0)
     except Exception:  # some verifiers raise on answers that they cannot parse: such an answer is wrong
         return 0.0
 

@@ -1,0 +1,45 @@
+"""What the programs of a run share: a readable log, and errors that end as one message and an exit code.
+
+    0  done, or stopped as asked
+    1  failed                                   HeadraceError, Redis gone, a disk that cannot be written
+    2  settings that cannot be used             ConfigError, OtherSettings
+
+Anything else is a mistake of ours and keeps its traceback.
+"""
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import redis
+
+from pipeline.errors import ConfigError, HeadraceError, OtherSettings
+
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Call main and exit; of a program that runs as several ranks, the first one speaks for all."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        main()
+    except (ConfigError, OtherSettings) as error:
+        _end(2, str(error))
+    except HeadraceError as error:
+        _end(1, str(error))
+    except redis.RedisError as error:
+        _end(1, f"the run's Redis does not answer: {error}; start it again, then this program: it goes on from there")
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        _end(1, f"cannot write: {error}; free space or give permission, then start this program again")
+    sys.exit(0)
+
+
+def _end(code: int, message: str) -> NoReturn:
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=sys.stderr)
+    sys.exit(code)
