@@ -4,7 +4,7 @@
     PythonSandbox.run(code)  ─pipe→  fork                                   ──→    limits, nobody, Landlock, seccomp
           ToolResult         ←─────  output, deadline, exit status          ←──    exec(code); stdout and stderr
 
-    async with PythonSandbox(Limits(seconds=2.0)) as sandbox:
+    async with PythonSandbox(Limits(seconds=2.0, memory_mb=256, output_bytes=4096)) as sandbox:
         result = await sandbox.run("print(6 * 7)")       # ToolResult(output="42\\n", error=None, seconds=0.003)
 
 What confines the child, each enough against most escapes by itself: resource limits (limits.py), another user without

@@ -171,9 +171,8 @@ class PythonSandbox:
     libseccomp is missing, run with what is left (resource limits) and log a warning, instead of refusing to start.
     """
 
-    def __init__(self, limits: Limits | None = None, concurrency: int | None = None, allow_unconfined: bool = False):
-        self.limits = limits or Limits()
-        self.allow_unconfined = allow_unconfined
+    def __init__(self, limits: Limits, concurrency: int | None = None, allow_unconfined: bool = False):
+        self.limits, self.allow_unconfined = limits, allow_unconfined
         self._places = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
         self._starting = asyncio.Lock()
         self._server: ForkServer | None = None

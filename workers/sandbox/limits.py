@@ -9,16 +9,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call.
+    """Limits of one call; a run's are environment.tool_timeout_s, tool_memory_mb and tool_output_bytes.
 
     seconds: wall-clock time from the start of the code; also the CPU time, rounded up to whole seconds.
     memory_mb: address space in MiB beyond what the interpreter itself takes.
     output_bytes: bytes of stdout and stderr together; the code is stopped at the first byte beyond.
     """
 
-    seconds: float = 2.0
-    memory_mb: int = 256
-    output_bytes: int = 4096
+    seconds: float
+    memory_mb: int
+    output_bytes: int
 
     def __post_init__(self):
         for name in ("seconds", "memory_mb", "output_bytes"):

@@ -13,8 +13,8 @@ def loop():
         yield runner
 
 
-def sandbox_of(loop, **limits):
-    sandbox = PythonSandbox(Limits(**limits), concurrency=2)
+def sandbox_of(loop, seconds):
+    sandbox = PythonSandbox(Limits(seconds, memory_mb=128, output_bytes=4096), concurrency=2)
     loop.run(sandbox.start())
     yield lambda code: loop.run(sandbox.run(code))
     loop.run(sandbox.close())
@@ -23,7 +23,7 @@ def sandbox_of(loop, **limits):
 @pytest.fixture(scope="module")
 def run(loop):
     """code -> ToolResult, with room enough that a busy machine does not fail an innocent call."""
-    yield from sandbox_of(loop, seconds=20.0, memory_mb=128, output_bytes=4096)
+    yield from sandbox_of(loop, seconds=20.0)
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_the_workers_secrets_are_not_in_the_childs_environment_or_memory(run, lo
     from workers.sandbox import Limits, PythonSandbox
 
     async def look():
-        async with PythonSandbox(Limits(seconds=20.0)) as sandbox:
+        async with PythonSandbox(Limits(seconds=20.0, memory_mb=128, output_bytes=4096)) as sandbox:
             return await sandbox.run("import os\nprint(dict(os.environ), os.environb, os.getenv('HR_SECRET'))")
 
     monkeypatch.setenv("HR_SECRET", "hunter2")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable
 from workers.sandbox.confinement import prepare
 
-PATIENT = Limits(seconds=30.0)
+PATIENT = Limits(seconds=30.0, memory_mb=256, output_bytes=4096)
 
 
 def children(parent):
@@ -189,7 +190,7 @@ def test_a_fork_server_that_keeps_dying_is_an_error_after_three_times():
 def test_the_kernel_ends_a_busy_child_even_when_its_server_is_stopped():
     async def scenario():
         before = children(os.getpid())
-        async with PythonSandbox(Limits(seconds=1.0), concurrency=1) as sandbox:
+        async with PythonSandbox(replace(PATIENT, seconds=1.0), concurrency=1) as sandbox:
             server = the_server(before)
             call = asyncio.create_task(sandbox.run("while True: pass"))
             await until(lambda: children(server))
@@ -225,7 +226,7 @@ logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdo
 from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable
 async def main():
     try:
-        async with PythonSandbox(Limits(60.0), concurrency=2, allow_unconfined="UNCONFINED" in sys.argv) as sandbox:
+        async with PythonSandbox(Limits(60.0, 256, 4096), 2, allow_unconfined="UNCONFINED" in sys.argv) as sandbox:
             print("started", flush=True)
             for result in await asyncio.gather(sandbox.run("CODE"), sandbox.run("CODE")):
                 print(result.output, result.error)
@@ -263,13 +264,13 @@ def test_a_machine_that_cannot_confine_refuses_or_warns_when_told_to_go_on(code,
 def test_a_machine_without_libseccomp_says_what_to_install(monkeypatch):
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.delitem(sys.modules, "pyseccomp", raising=False)
-    _, ((code, message),) = prepare(Limits())
+    _, ((code, message),) = prepare(PATIENT)
     assert code == "LIBSECCOMP" and "apt-get install libseccomp2" in message
 
 
 def test_limits_that_mean_nothing_are_refused():
     with pytest.raises(ValueError, match="seconds must be a positive number, found 0"):
-        Limits(seconds=0)
+        replace(PATIENT, seconds=0)
 
 
 def test_a_closed_sandbox_says_so():
