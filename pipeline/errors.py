@@ -37,7 +37,7 @@ class UnknownRun(LedgerError, LookupError):
     code = "UNKNOWN_RUN"
 
 
-class OtherSettings(LedgerError, ValueError):
+class OtherSettings(LedgerError, ConfigError):
     """A run of this name exists with other settings."""
 
     code = "OTHER_SETTINGS"

@@ -1,6 +1,6 @@
 """Every Redis key of a run. All share the hash tag {run}, so that a run lives on one shard of a cluster.
 
-hr:{run}                            hash    version, head, event, settings, digest, trainer, paused, stopped
+hr:{run}                            hash    schema, version, head, event, settings, digest, trainer, paused, stopped
 hr:{run}:buffer:<v>                 hash    state occupied reserved due over capacity target min_version
 hr:{run}:buffer:<v>:entries         zset    entry -> V_traj · 2^32 + finishing number
 hr:{run}:entry:<id>                 hash    state prompt version deadline event value worker engine attempt reserved_ms
@@ -8,12 +8,16 @@ hr:{run}:reserved                   zset    entry -> deadline · 2^32 + reservat
 hr:{run}:prompts                    zset    idle prompts, the race          :quarantined  zset  prompt -> ms
 hr:{run}:prompt:<id>                hash    alpha beta event visits value payload
 hr:{run}:engines                    zset    engine -> version               :engine:<name>  hash
-hr:{run}:workers                    zset    incarnation -> ms of lease's end :worker:<incarnation>, …:entries
+hr:{run}:workers                    zset    incarnation -> lease's end in ms  :worker:<incarnation>  hash, …:entries
 hr:{run}:trajectories:<incarnation> stream  payload, one entry per trajectory
-hr:{run}:versions                   hash    version -> {path, digest, event, ms} as JSON
+hr:{run}:versions                   hash    version -> {path, digest, event, time} as JSON
 hr:{run}:trainers                   hash    incarnation -> ms it joined
 hr:{run}:counters                   hash    placed, surplus, consumed, released:<reason>, staleness:<k>
 hr:{run}:events                     stream  every transition: the bell and, archived, the record
+hr:{run}:metrics                    stream  one update an entry
+hr:{run}:processes                  zset    process -> ms of its last refresh  :process:<name>  hash
+hr:{run}:evals                      zset    version -> version               :eval:<version>  hash
+hr:{run}:launcher                   hash    what the local `headrace up` shall keep running
 """
 
 
@@ -87,6 +91,10 @@ def workers(name: str) -> str:
 
 def worker(name: str, incarnation: str) -> str:
     return f"{run(name)}:worker:{incarnation}"
+
+
+def worker_entries(name: str, incarnation: str) -> str:
+    return f"{worker(name, incarnation)}:entries"
 
 
 def trajectories(name: str, incarnation: str) -> str:

@@ -189,14 +189,16 @@ class Weights:
     path: str  # relative to the run's folder
     digest: str
     event: int
-    ms: int
+    time: int  # ms
 
     def label(self, run: str) -> Label:
         return Label(run, self.version, self.digest[:16])
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineView:
+    """One engine as a reader sees it."""
+
     name: str
     url: str
     version: int  # -1: none verified yet

@@ -1,13 +1,17 @@
 """The ledger as a reader sees it: nothing here changes anything, and all of it is readable by redis-cli alone."""
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import redis
 
 from pipeline import errors, keys
-from pipeline.ledger_types import BufferView, Engine, Weights
+from pipeline.ledger_types import BufferView, EngineView, Weights
+
+LOOK_S = 0.5
 
 
 class LedgerView:
@@ -24,6 +28,35 @@ class LedgerView:
         if not found:
             raise errors.UnknownRun(f"run {self.run!r} is not in this Redis: create it first, or check redis.url")
         return found
+
+    def wait_for_run(
+        self,
+        digest: str,
+        timeout_s: float,
+        stop: Callable[[], bool] = lambda: False,
+        waiting: Callable[[str], None] = lambda sentence: None,
+    ) -> bool:
+        """Wait until the coordinator has made the run; False if `stop` answered True before. waiting: told what for.
+
+        Raises OtherSettings unless the run was made with the settings of `digest`, UnknownRun after `timeout_s`.
+        """
+        end = time.monotonic() + timeout_s
+        while not stop():
+            try:
+                found = self.fields()["digest"]
+            except errors.UnknownRun:
+                if time.monotonic() > end:
+                    raise
+                waiting(f"run {self.run} to be created by the coordinator")
+                time.sleep(LOOK_S)
+                continue
+            if found != digest:
+                raise errors.OtherSettings(
+                    f"run {self.run!r} has settings {found}, this process was given {digest}: start it with the run's "
+                    "own run.toml"
+                )
+            return True
+        return False
 
     def buffers(self) -> list[BufferView]:
         """Kept batches and the window head .. version + max_staleness, in order."""
@@ -44,7 +77,7 @@ class LedgerView:
         record = self.client.hget(keys.versions(self.run), str(version))
         return Weights(version, **json.loads(record)) if record else None
 
-    def engines(self) -> list[Engine]:
+    def engines(self) -> list[EngineView]:
         names = [name.decode() for name in self.client.zrange(keys.engines(self.run), 0, -1)]
         with self.client.pipeline(transaction=False) as pipe:
             for name in names:
@@ -52,7 +85,7 @@ class LedgerView:
             found = map(_strings, pipe.execute())
         return sorted(
             (
-                Engine(name, f.get("url", ""), int(f["version"]), f["state"], f["reason"])
+                EngineView(name, f.get("url", ""), int(f["version"]), f["state"], f["reason"])
                 for name, f in zip(names, found, strict=True)
                 if f
             ),
@@ -64,7 +97,7 @@ class LedgerView:
         leases = self.client.zrange(keys.workers(self.run), 0, -1, withscores=True)
         with self.client.pipeline(transaction=False) as pipe:
             for name, _ in leases:
-                pipe.zcard(f"{keys.worker(self.run, name.decode())}:entries")
+                pipe.zcard(keys.worker_entries(self.run, name.decode()))
                 pipe.hget(keys.worker(self.run, name.decode()), "drain")
             found = pipe.execute()
         return [
@@ -124,7 +157,7 @@ class LedgerView:
         buffer = _buffer(head, _strings(self.client.hgetall(keys.buffer(self.run, head))), run)
         if buffer.state.startswith("READY"):
             return "" if status["trainer"] else "no trainer has joined"
-        text = f"buffer {head}: {buffer.occupied} of {buffer.target} finished, {status['reserved']} in flight"
+        text = f"buffer {head}: {buffer.occupied} of {buffer.target} occupied, {status['reserved']} in flight"
         if status["paused"]:
             text += f", paused: {status['paused']}"
         if status["memory_full"]:

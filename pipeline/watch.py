@@ -26,7 +26,7 @@ from pipeline.config import Config, load
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.engine_fleet import EngineFleet
-from pipeline.errors import ConfigError, OtherSettings, RolledBack, UnknownRun
+from pipeline.errors import ConfigError, RolledBack, UnknownRun
 from pipeline.eval_schedule import EvalSchedule
 from pipeline.ledger_types import Weights
 from pipeline.progress import Progress
@@ -184,11 +184,8 @@ class Watch:
 
     def _create(self) -> Coordinator:
         """The ledger and its prompts; what exists already stays as it is."""
-        try:
-            seed = f"{self._config.run.seed} {NAME}"
-            coordinator = Coordinator.create(self._client, self._run, self._config.ledger_settings, seed=seed)
-        except OtherSettings as error:
-            raise ConfigError(str(error)) from None
+        seed = f"{self._config.run.seed} {NAME}"
+        coordinator = Coordinator.create(self._client, self._run, self._config.ledger_settings, seed=seed)
         added = coordinator.add_prompts(first_prompts(self._config))
         log.info("run %s: %d new prompts", self._run, added)
         return coordinator

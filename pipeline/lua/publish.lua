@@ -19,7 +19,7 @@ if advances then
   redis.call('HSET', RUN, 'version', version, 'event', run.event)
 end
 redis.call('HSET', VERSIONS, version,
-  cjson.encode({ path = ARGV[7], digest = ARGV[8], event = run.event, ms = now }))
+  cjson.encode({ path = ARGV[7], digest = ARGV[8], event = run.event, time = now }))
 record('published', 'version', version, 'event', run.event, 'path', ARGV[7], 'digest', ARGV[8])
 read_window()
 settle()

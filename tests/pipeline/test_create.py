@@ -4,6 +4,7 @@ import pytest
 
 from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError, OtherSettings, UnknownRun
+from pipeline.ledger_view import LedgerView
 
 
 def test_the_same_settings_find_the_run_again(client, run):
@@ -72,3 +73,23 @@ def test_thousands_of_prompts_enter_in_one_call(client, run):
     c = Coordinator.create(client, run, {"batch_size": 4})
     assert c.add_prompts({"id": f"p{i}"} for i in range(1201)) == 1201
     assert c.status()["prompts"]["idle"] == 1201
+
+
+def test_who_comes_before_the_coordinator_waits_for_the_run(client, run):
+    view, said = LedgerView(client, run), []
+
+    def create(sentence):
+        said.append(sentence)
+        Coordinator.create(client, run, {"batch_size": 4, "digest": "aa"})
+
+    assert view.wait_for_run("aa", 5, waiting=create)
+    assert said == [f"run {run} to be created by the coordinator"]
+    with pytest.raises(ConfigError, match="has settings aa, this process was given bb"):
+        view.wait_for_run("bb", 5)
+
+
+def test_the_wait_for_the_run_has_an_end(client, run):
+    view = LedgerView(client, run)
+    with pytest.raises(UnknownRun):
+        view.wait_for_run("aa", 0)
+    assert not view.wait_for_run("aa", 60, stop=lambda: True)

@@ -10,9 +10,9 @@ from pipeline.errors import ConfigError
 
 def test_the_status_counts_everything_and_says_what_the_run_waits_for(new_run, names):
     d = new_run(prompts=10, batch_size=2, max_staleness=1)
-    assert d.c.status()["waiting"] == "buffer 0: 0 of 2 finished, 0 in flight; no worker has reserved"
+    assert d.c.status()["waiting"] == "buffer 0: 0 of 2 occupied, 0 in flight; no worker has reserved"
     r = d.reserve()
-    assert "0 of 2 finished, 1 in flight; most urgent: prompt" in d.c.status()["waiting"]
+    assert "0 of 2 occupied, 1 in flight; most urgent: prompt" in d.c.status()["waiting"]
     d.c.release(r.entry, "cancelled")
     d.fill_head()
     assert d.c.status()["waiting"] == ""
