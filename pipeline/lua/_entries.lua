@@ -58,7 +58,7 @@ local function release(entry, reason)
     retry(prompt)
   end
   if reason == 'failed' and redis.call('HINCRBY', RUN, 'consecutive_failures', 1) >= run.max_consecutive_failures then
-    stop(run.max_consecutive_failures .. ' failures in a row, and not one finished trajectory between them')
+    stop(run.max_consecutive_failures .. ' failures in a row, and not one finished trajectory between them' .. GO_ON)
   end
 end
 

@@ -27,7 +27,7 @@ local function quarantine(prompt, reason)
   redis.call('ZADD', QUARANTINED, now, prompt)
   record('quarantined', 'prompt', prompt, 'reason', reason)
   if redis.call('ZCARD', PROMPTS) == 0 and redis.call('ZCARD', RESERVED) == 0 then
-    stop('no prompt is idle or in flight: all of them are in quarantine')
+    stop('no prompt is idle or in flight: all of them are in quarantine' .. GO_ON)
   end
 end
 

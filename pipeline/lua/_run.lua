@@ -35,6 +35,8 @@ local function record(kind, ...)
   redis.call('XADD', EVENTS, '*', 'kind', kind, 'ms', now, ...)
 end
 
+local GO_ON = '; mend the cause, then `headrace up` goes on'
+
 local function stop(reason)
   if run.stopped ~= '' then return end
   run.stopped = reason

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
--- include: _run _check
+-- include: _run _check _prompts
 -- Opens or closes the gate of Reserve: for all (pause, stop, resume), or for one worker (drain).
--- KEYS  the run's fixed keys; builds worker:<incarnation>
+-- Resume forgets what went wrong: prompts leave the quarantine, first in line, and failures are counted anew.
+-- KEYS  the run's fixed keys; builds worker:<incarnation>, prompt:<quarantined>
 -- ARGV  [5] pause | resume | stop | drain, the reason or the worker
 -- returns OK
 local what, detail = ARGV[5], ARGV[6]
@@ -10,7 +11,13 @@ if what == 'pause' then
   record('paused', 'reason', detail)
 elseif what == 'resume' then
   redis.call('HSET', RUN, 'paused', '', 'stopped', '', 'consecutive_failures', 0)
-  record('resumed')
+  local prompts = redis.call('ZRANGE', QUARANTINED, 0, -1)
+  for _, prompt in ipairs(prompts) do
+    redis.call('HSET', prompt_key(prompt), 'attempts', 0, 'lost', 0)
+    retry(prompt)
+  end
+  redis.call('DEL', QUARANTINED)
+  record('resumed', 'prompts', #prompts)
 elseif what == 'stop' then
   stop(detail)
 else

@@ -79,3 +79,15 @@ def test_the_run_stops_after_many_failures_in_a_row_and_resumes_by_hand(new_run)
     assert [e.fields["reason"] for e in d.c.wait("0", 0) if e.kind == "stopped"] == [d.c.fields()["stopped"]]
     d.c.resume()
     assert d.reserve().version == 0
+
+
+def test_resume_gives_prompts_in_quarantine_a_new_chance(new_run):
+    d = new_run(prompts=2, max_attempts=1, max_lost=1)
+    d.c.release(d.reserve().entry, "failed")
+    d.c.release(d.reserve().entry, "lost")
+    assert "`headrace up` goes on" in d.c.status()["stopped"]
+    for _ in range(2):  # twice is once
+        d.c.resume()
+        assert d.c.status()["prompts"] == {"idle": 2, "in flight": 0, "quarantined": 0}
+        assert d.c.status()["stopped"] == ""
+    assert [d.reserve().attempt for _ in range(2)] == [1, 1]
