@@ -83,7 +83,7 @@ class Coordinator(LedgerView):
             raise errors.OtherSettings(
                 f"run {run!r} exists in this Redis with other settings (digest {found['digest']}, asked for {digest}; "
                 f"{', '.join(differing) or 'the differences are outside of the ledger'}): "
-                "choose another name, or fork the run"
+                "choose another name"
             )
         return coordinator
 
@@ -161,7 +161,7 @@ class Coordinator(LedgerView):
 
     def renew(self, worker: str, entries: Iterable[str]) -> Commands:
         """Prolong the worker's lease and compare its entries with the ledger's."""
-        _, (drain, *cancelled) = self._ledger.run("renew", worker, *entries)
+        _, (drain, cancelled) = self._ledger.run("renew", worker, *entries)
         return Commands(cancelled=tuple(map(text, cancelled)), truncate=(), drain=bool(drain))
 
     # -- the trainer --------------------------------------------------------------------------------------------------
@@ -242,13 +242,13 @@ class Coordinator(LedgerView):
             run_id = self.client.info("server").get("run_id", "")
         except ResponseError:  # not every server tells
             run_id = ""
-        return [text(entry) for entry in self._ledger.run("reap", run_id)[1]]
+        return [text(entry) for entry in self._ledger.run("reap", run_id)[1][0]]
 
     def pause(self, reason: str = "paused by hand") -> None:
         self._ledger.run("gate", "pause", reason)
 
     def resume(self) -> None:
-        """Reopen after pause, and after stop."""
+        """Reopen after pause, and after stop; prompts in quarantine get a new chance."""
         self._ledger.run("gate", "resume", "")
 
     def stop(self, reason: str) -> None:

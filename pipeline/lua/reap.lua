@@ -4,7 +4,7 @@
 -- After a restart of Redis nobody could renew for a while: then one full lease passes first.
 -- KEYS  the run's fixed keys; builds worker:<expired>, entry:<its>, prompt:<its>, buffer:<window>
 -- ARGV  [5] run_id of the Redis server, '' if unknown
--- returns OK, released entries ...
+-- returns OK, {released entries}
 local server = redis.call('HGET', RUN, 'redis_run_id')
 if server ~= ARGV[5] then
   redis.call('HSET', RUN, 'redis_run_id', ARGV[5])
@@ -13,7 +13,7 @@ if server ~= ARGV[5] then
     record('redis_restarted', 'reap_after', now + run.lease_ms)
   end
 end
-if now < tonumber(redis.call('HGET', RUN, 'reap_after')) then return reply('OK') end
+if now < tonumber(redis.call('HGET', RUN, 'reap_after')) then return reply('OK', {}) end
 
 local released = {}
 read_window()
@@ -34,4 +34,4 @@ for _, worker in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
   end
 end
 if #released > 0 then settle() end
-return reply('OK', unpack(released))
+return reply('OK', released)

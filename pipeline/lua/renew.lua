@@ -4,7 +4,7 @@
 -- know, older than one lease (a reply may be on its way), are released; entries that the ledger lacks are cancelled.
 -- KEYS  the run's fixed keys; builds worker:<incarnation>, entry:<its>, prompt:<its>, buffer:<window>
 -- ARGV  [5] worker, [6...] entries
--- returns OK, drain (0 or 1), cancelled entries ...
+-- returns OK, drain (0 or 1), {cancelled entries}
 local worker, known, cancelled = ARGV[5], {}, {}
 redis.call('ZADD', WORKERS, now + run.lease_ms, worker)
 for i = 6, #ARGV do
@@ -22,4 +22,4 @@ for _, entry in ipairs(redis.call('ZRANGEBYSCORE', worker_key(worker) .. ':entri
   end
 end
 if released then settle() end
-return reply('OK', redis.call('HGET', worker_key(worker), 'drain') == '1' and 1 or 0, unpack(cancelled))
+return reply('OK', redis.call('HGET', worker_key(worker), 'drain') == '1' and 1 or 0, cancelled)

@@ -106,3 +106,9 @@ def test_the_stream_of_a_dead_worker_goes_when_nothing_in_it_is_needed(new_run, 
     d.publish()
     d.c.checkpoint(names.trainer, 4)
     assert not d.client.exists(stream, keys.worker(d.run, names.worker))
+
+
+def test_a_worker_may_hold_more_entries_than_lua_can_unpack(new_run, names):
+    d = new_run()
+    entries = [f"never-heard-of-{number}" for number in range(9_000)]
+    assert d.c.renew(names.worker, entries).cancelled == tuple(entries)
