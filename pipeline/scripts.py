@@ -38,7 +38,6 @@ class Scripts:
         names = [p.name[:-4] for p in (files("pipeline") / "lua").iterdir() if re.match(r"[a-z]\w*\.lua$", p.name)]
         self.sources = {name: source(name, shebang) for name in names}
         self.sha = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self.sources.items()}
-        self.load()
 
     def load(self) -> None:
         with self.client.pipeline(transaction=False) as pipe:
