@@ -120,19 +120,28 @@ def verify_files(folder: Path) -> Manifest:
     return manifest
 
 
+def published(folder: Path) -> list[Path]:
+    """The weights in `folder` that are complete, in the order of their versions; drafts are not."""
+    return [path for _, path in _versions(folder) if (path / MANIFEST).is_file()]
+
+
 def retain(folder: Path, keep: Iterable[int]) -> list[Path]:
     """Delete the weights in `folder` of versions not in `keep`; returns what was deleted.
 
     Those newer than all of `keep` stay: the trainer has written them and is about to publish.
     """
     keep, deleted = set(keep), []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        found = FOLDER.fullmatch(path.name)
-        if found and path.is_dir() and int(found[1]) not in keep and int(found[1]) < max(keep, default=0):
+    for version, path in _versions(folder):
+        if version not in keep and version < max(keep, default=0):
             (path / MANIFEST).unlink(missing_ok=True)  # first: what is half deleted must not look whole
             shutil.rmtree(path)
             deleted.append(path)
     return deleted
+
+
+def _versions(folder: Path) -> list[tuple[int, Path]]:
+    found = ((FOLDER.fullmatch(path.name), path) for path in (folder.iterdir() if folder.is_dir() else ()))
+    return sorted((int(name[1]), path) for name, path in found if name and path.is_dir())
 
 
 def _sha256(path: Path, sync: bool = False) -> str:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pipeline.weights import BadWeights, Label, read_manifest, retain, verify_files, write_manifest
+from pipeline.weights import BadWeights, Label, published, read_manifest, retain, verify_files, write_manifest
 
 TOKENS, LOGPROBS = list(range(32)), [-0.5] * 31
 
@@ -75,6 +75,15 @@ def test_a_label_is_what_it_was_made_of(folder):
 )
 def test_any_other_label_is_of_no_version(text):
     assert Label.parse(text) is None
+
+
+def test_only_complete_weights_are_published_in_the_order_of_versions(tmp_path):
+    for name in ("10-a", "9-b", "0", ".11-a.new", "12-a", "notes"):
+        (tmp_path / name).mkdir()
+        if name != "12-a":
+            (tmp_path / name / "manifest.json").touch()
+    assert [path.name for path in published(tmp_path)] == ["0", "9-b", "10-a"]
+    assert published(tmp_path / "none") == []
 
 
 def test_weights_go_when_nobody_can_ask_for_them(tmp_path):
