@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.coordinator import Coordinator
 from pipeline.engines import Engine, EngineFailed
 from pipeline.ledger_types import Weights
-from pipeline.weights import BadWeights, Label
+from pipeline.weights import BadWeights, Label, verify_files
 
 CHECK_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -52,6 +52,7 @@ class EngineFleet:
     ):
         self._coordinator, self._folder = coordinator, folder
         self._load_timeout_s, self._tolerance = load_timeout_s, tolerance
+        self._verified: Label | None = None  # of the weights whose files were compared with their manifest
         self.members = [Member(f"engine-{number}", Engine(url)) for number, url in enumerate(urls)]
 
     def introduce(self) -> None:
@@ -71,10 +72,6 @@ class EngineFleet:
                 self._bring(member, weights, states.get(member.name))
         working = [member for member in self.members if not member.problem]
         return bool(working) and all(member.serves and member.serves.version == weights.version for member in working)
-
-    def close(self) -> None:
-        for member in self.members:
-            member.engine.close()
 
     @property
     def versions(self) -> set[int]:
@@ -102,7 +99,10 @@ class EngineFleet:
                 return
             if member.serves is None or settled:  # nobody knows what it serves: until proved, nothing is routed to it
                 self._mark(member, "loading", f"version {weights.version}")
-            # _bring's promise: from here on `serves` is what was proved, or nothing
+            if label != self._verified:  # once a version, not once an engine: hashing takes a second for every GB
+                verify_files(self._folder / weights.path)
+                self._verified = label
+            # Engine.bring's promise: from here on `serves` is what was proved, or nothing
             manifest = member.engine.bring(
                 self._folder / weights.path, self._coordinator.run, self._load_timeout_s, self._tolerance
             )

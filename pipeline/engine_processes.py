@@ -72,11 +72,7 @@ def answers(url: str, timeout_s: float = 2) -> bool:
 
 def load_version(url: str, folder: Path, config: Config) -> None:
     """Give the engine the weights in `folder` and see that it computes with them. Raises EngineFailed or BadWeights."""
-    engine = Engine(url)
-    try:
-        engine.bring(folder, config.run.name, config.engines.load_timeout_s, config.engines.probe_tolerance)
-    finally:
-        engine.close()
+    Engine(url).bring(folder, config.run.name, config.engines.load_timeout_s, config.engines.probe_tolerance)
 
 
 def sglang_python(given: Path | None) -> Path:

@@ -1,7 +1,6 @@
 """Administration of one SGLang server over its HTTP API: is it alive, what does it serve, load weights, prove them.
 
-    Engine(url) .check_health()      generates one token: /health can say 200 while the scheduler is dead
-                .label()             what the server says it serves; it says whatever it was told
+    Engine(url) .label()             what the server says it serves; it says whatever it was told
                 .load(folder, label) /update_weights_from_disk between requests, the cache flushed
                 .verify(manifest, …) the log-probs of the manifest's probe tokens are the trainer's
                 .bring(folder, …)    all of it: afterwards the engine serves these weights, proven
@@ -9,17 +8,19 @@
 Every call has a time limit. Whatever goes wrong is one EngineFailed whose code says which promise was broken.
 """
 
+import http.client
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from pipeline.errors import HeadraceError
 from pipeline.weights import Label, Manifest, read_manifest
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}  # nats, engine against trainer; kernels round differently
-HEALTH_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 30.0
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
 
 
 class EngineFailed(HeadraceError, RuntimeError):
@@ -36,14 +37,6 @@ class Engine:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=REQUEST_TIMEOUT_S)
-
-    def close(self) -> None:
-        self._http.close()
-
-    def check_health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> None:
-        """Raises EngineFailed unless a token is generated within `timeout_s`."""
-        self._generate([0], {"max_new_tokens": 1}, timeout_s)
 
     def label(self) -> str:
         """The label of the weights it serves, as it says."""
@@ -64,7 +57,7 @@ class Engine:
         self.load(folder, manifest.label(run), timeout_s)
         return self.verify(manifest, run, tolerance)
 
-    def load(self, folder: Path, label: Label, timeout_s: float) -> None:
+    def load(self, folder: Path, label: Label | str, timeout_s: float) -> None:
         """Serve the weights in `folder` as `label`. Running requests finish first; later ones wait for the new weights.
 
         The path is read by the server: on another host it must be the same shared file system.
@@ -80,7 +73,7 @@ class Engine:
         tolerance  nats, largest difference of a log-prob; None: 1e-3 for float32 weights, 0.2 for bfloat16
         """
         tolerance = TOLERANCE[manifest.dtype] if tolerance is None else tolerance
-        meta = self._generate(list(manifest.probe_tokens), {"max_new_tokens": 0}, REQUEST_TIMEOUT_S, probe=True)
+        meta = self._probe(list(manifest.probe_tokens))
         expected, found = str(manifest.label(run)), _text(meta, "weight_version")
         if found != expected:
             raise EngineFailed("LABEL", f"{self.url} serves {found!r}, expected {expected!r}")
@@ -101,11 +94,11 @@ class Engine:
             )
         return manifest
 
-    def _generate(self, tokens: list[int], sampling: dict, timeout_s: float, probe: bool = False) -> dict[str, Any]:
-        request = {"input_ids": tokens, "sampling_params": sampling | {"temperature": 0}}
-        if probe:
-            request |= {"return_logprob": True, "logprob_start_len": 0}
-        meta = self._call("POST", "/generate", request, timeout_s).get("meta_info")
+    def _probe(self, tokens: list[int]) -> dict[str, Any]:
+        """What the server says about tokens that it only reads: /health can say 200 while its scheduler is dead."""
+        sampling = {"max_new_tokens": 0, "temperature": 0}
+        request = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        meta = self._call("POST", "/generate", request).get("meta_info")
         if not isinstance(meta, dict):
             raise EngineFailed("REPLY", f"{self.url}/generate: expected meta_info in the reply, found none")
         if (meta.get("finish_reason") or {}).get("type") == "abort":
@@ -115,20 +108,27 @@ class Engine:
     def _call(
         self, method: str, path: str, request: dict | None = None, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[str, Any]:
+        body = None if request is None else json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"}
+        sent = urllib.request.Request(self.url + path, body, headers, method=method)
         try:
-            response = self._http.request(method, path, json=request, timeout=timeout_s)
-        except httpx.TimeoutException:
-            raise EngineFailed("UNREACHABLE", f"{self.url}{path}: no answer within {timeout_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise EngineFailed("UNREACHABLE", f"{self.url}{path}: {error or type(error).__name__}") from None
-        if response.status_code != 200:
-            raise EngineFailed("REFUSED", f"{self.url}{path} answered {response.status_code}: {response.text:.500}")
+            with DIRECT.open(sent, timeout=timeout_s) as response:
+                text = response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read().decode(errors="replace")
+            raise EngineFailed("REFUSED", f"{self.url}{path} answered {error.code}: {said:.500}") from None
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "reason", error)  # of what broke the connection, urllib tells only there
+            if isinstance(why, TimeoutError):
+                why = f"no answer within {timeout_s:g} s"
+            raise EngineFailed("UNREACHABLE", f"{self.url}{path}: {why or type(why).__name__}") from None
         try:
-            reply = response.json()
+            reply = json.loads(text)
         except ValueError:
             reply = None
         if not isinstance(reply, dict):
-            raise EngineFailed("REPLY", f"{self.url}{path}: expected a JSON object, found {response.text:.200}")
+            raise EngineFailed("REPLY", f"{self.url}{path}: expected a JSON object, found {text[:200]!r}")
         return reply
 
 

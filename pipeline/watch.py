@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 def watch(run_toml: Path | str, engine_urls: Sequence[str] = (), redis_url: str | None = None) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. Raises HeadraceError for what it cannot mend."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     config = load(run_toml)
     urls = list(engine_urls or config.engines.urls)
     if not urls:
@@ -89,7 +88,6 @@ class Watch:
             engines.join(events.BLOCK_S + 1)  # not for a load that hangs: the engine ends it, or its own time limit
         if self._error is not None:
             raise self._error
-        self.fleet.close()
         with contextlib.suppress(redis.RedisError):  # a line of progress expires by itself
             self._archive()  # what happened since the last pass: the last evaluation, mostly
             self._progress.done()

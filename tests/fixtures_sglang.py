@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from pipeline import die_with_parent
@@ -68,11 +68,8 @@ def start_server(model_path: Path, log: Path, label: str = "base") -> Server:
     end = time.monotonic() + START_SECONDS
     try:
         while time.monotonic() < end and process.poll() is None:
-            try:
-                if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
-                    return server
-            except httpx.TransportError:
-                pass
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/health", timeout=5):
+                return server
             time.sleep(0.2)
     except BaseException:  # pytest's own time limit, or Ctrl-C
         stop_server(server)

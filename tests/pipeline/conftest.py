@@ -8,7 +8,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 
 from pipeline.engines import Engine
@@ -46,12 +45,7 @@ def engine(sglang):
     """The real server; it serves its own model again afterwards."""
     engine = Engine(sglang.url)
     yield engine
-    httpx.post(
-        f"{sglang.url}/update_weights_from_disk",
-        json={"model_path": str(sglang.model_path), "weight_version": "base", "flush_cache": True},
-        timeout=60,
-    ).raise_for_status()
-    engine.close()
+    engine.load(sglang.model_path, "base", timeout_s=60)
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from pipeline import engine_fleet
@@ -15,16 +17,13 @@ def ledger(client, run):
 @pytest.fixture
 def fleet(ledger, tmp_path):
     """fleet(engine, …) -> EngineFleet of scripted engines, introduced."""
-    fleets = []
 
     def start(*engines):
-        fleets.append(EngineFleet(ledger, [engine.url for engine in engines], tmp_path, load_timeout_s=0.3))
-        fleets[-1].introduce()
-        return fleets[-1]
+        fleet = EngineFleet(ledger, [engine.url for engine in engines], tmp_path, load_timeout_s=0.3)
+        fleet.introduce()
+        return fleet
 
-    yield start
-    for started in fleets:
-        started.close()
+    return start
 
 
 @pytest.fixture
@@ -153,3 +152,14 @@ def test_an_engine_that_moved_is_not_routed_to_before_it_proves_itself(ledger, f
     engines = fleet(moved)
     assert [(e.name, e.state, e.url) for e in ledger.engines()] == [("engine-0", "starting", moved.url)]
     assert engines.follow(version_0) and shown(ledger) == {"engine-0": ("ready", 0)}
+
+
+def test_weights_that_were_changed_since_are_named_and_never_loaded(ledger, fleet, weights, scripted_engine, tmp_path):
+    one, version_0 = scripted_engine(), weights(0)
+    file = tmp_path / version_0.path / "config.json"
+    file.write_text("{}")
+    manifest = write_manifest(file.parent, 0, range(32), [-1.0] * 31, "float32")
+    file.write_text("{ }")
+    assert not fleet(one).follow(dataclasses.replace(version_0, digest=manifest.digest))
+    assert one.loads == [] and shown(ledger) == {"engine-0": ("failed", -1)}
+    assert "config.json: its contents are not those that were published" in ledger.engines()[0].reason

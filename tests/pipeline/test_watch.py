@@ -214,7 +214,7 @@ def test_an_evaluation_that_ended_just_before_the_end_is_in_the_file(
 
 
 def test_other_settings_under_the_same_name_are_refused(config, client):
-    Watch(config, client, ["http://127.0.0.1:1"]).fleet.close()
+    Watch(config, client, ["http://127.0.0.1:1"])
     changed = config.model_copy(update={"buffers": config.buffers.model_copy(update={"max_staleness": 2})})
     with pytest.raises(ConfigError, match=r"max_staleness: 1 → 2"):
         Watch(changed, client, ["http://127.0.0.1:1"])
@@ -282,6 +282,4 @@ def test_the_real_engine_follows_what_is_published(config, client, run, start, p
         until(lambda v=version: ready_at(ledger) == [v], timeout_s=30)
         if version == 1:
             evaluate(client, run, 1)
-    engine = Engine(sglang.url)
-    engine.verify(read_manifest(published / "weights/2-a"), run)
-    engine.close()
+    Engine(sglang.url).verify(read_manifest(published / "weights/2-a"), run)
