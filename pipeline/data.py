@@ -69,8 +69,12 @@ def _draw(data: Data, excluded: set[str], section: str) -> list[Problem]:
 
 
 def _generate(task: str, parameters: dict[str, Any], size: int, seed: int, section: str) -> Iterator[Problem]:
-    import reasoning_gym  # here, because it takes a second to import and a JSONL file does not need it
-
+    try:
+        import reasoning_gym  # here, because it takes a second to import and a JSONL file does not need it
+    except ImportError as error:
+        raise ConfigError(
+            f"{section}.tasks needs reasoning-gym ({error}): pip install 'headrace[rollout]', or set {section}.path"
+        ) from None
     try:
         dataset = reasoning_gym.create_dataset(task, size=size, seed=seed, **parameters)
     except (ValueError, TypeError, AssertionError) as error:

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 
@@ -84,3 +85,9 @@ def test_a_broken_file_names_its_line(tmp_path, text, message):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="expected a JSONL file"):
         training_problems(config({"path": tmp_path / "none.jsonl"}))
+
+
+def test_tasks_without_reasoning_gym_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[rollout\]', or set data.path"):
+        training_problems(config({"size": 10, "tasks": {"chain_sum": {}}}))
