@@ -2,14 +2,13 @@
 
 import argparse
 import asyncio
-import os
 import signal
 
 from pipeline import config
 from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError
 from pipeline.program import run
-from pipeline.redis_server import connect
+from pipeline.redis_server import connect, find_url
 from workers.chat import Chat
 from workers.engine import connections
 from workers.environments import open_environment
@@ -19,7 +18,8 @@ from workers.worker import Worker
 async def work(settings: config.Config, name: str, redis_url: str) -> None:
     """Serve the run until SIGTERM or SIGINT drains this worker. Raises HeadraceError."""
     chat = Chat(settings.model_path)
-    coordinator = Coordinator(connect(redis_url), settings.run.name)
+    seed = f"{settings.run.seed} {name}"  # of the draws that put prompts back into the race
+    coordinator = Coordinator(connect(redis_url), settings.run.name, seed)
     async with open_environment(settings.environment) as make_environment, connections() as http:
         worker = Worker(settings, coordinator, name, chat, make_environment, http)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -34,9 +34,9 @@ def main() -> None:
     parser.add_argument("--redis", metavar="URL", help="else REDIS_URL, else redis.url")
     arguments = parser.parse_args()
     settings = config.load(arguments.run)
-    redis_url = arguments.redis or os.environ.get("REDIS_URL") or settings.redis.url
+    redis_url = find_url(arguments.redis, settings.redis.url)
     if not redis_url:
-        raise ConfigError("a worker needs the run's Redis: give --redis URL, or set REDIS_URL")
+        raise ConfigError("a worker needs the run's Redis: give --redis URL, or set REDIS_URL or redis.url")
     asyncio.run(work(settings, arguments.name, redis_url))
 
 

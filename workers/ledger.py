@@ -1,7 +1,7 @@
 """The ledger as asyncio code calls it: in a thread, again when Redis is away for a moment, and with a bell.
 
 await ledger(c.reserve, worker, engine) ──thread──▶ Coordinator ──▶ Redis
-                      └── away: again after 0.1, 0.2, … 2 s, for PATIENCE_S at most; every transition may be repeated
+                      └── away: again after 0.1, 0.2, … 2 s, for a minute at most; every transition may be repeated
 events ──▶ Bell: set when something happened that a refused Reserve may have waited for
 """
 
@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import redis
-
 from pipeline.coordinator import Coordinator
 from pipeline.errors import HeadraceError, RolledBack
+from pipeline.redis_server import AWAY, REDIS_AWAY_S
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 120.0
 BATCH_S = 0.1  # events come in hundreds a second, mostly this worker's own: look at them ten times a second
 # What can turn a refusal into an admission: a place, a prompt, memory, an engine, an open gate.
 OPENING = {
@@ -44,7 +42,7 @@ class LedgerGone(HeadraceError):
 class Ledger:
     """Calls of a Coordinator, or of anything else that speaks to its Redis."""
 
-    def __init__(self, coordinator: Coordinator, patience_s: float = PATIENCE_S):
+    def __init__(self, coordinator: Coordinator, patience_s: float = REDIS_AWAY_S):
         self.coordinator, self.patience_s = coordinator, patience_s
         self.away = ""  # why the present call is being repeated, for whoever asks what this process waits for
 
@@ -54,7 +52,7 @@ class Ledger:
         while True:
             try:
                 answer = await asyncio.to_thread(call, *arguments, **named)
-            except (redis.ConnectionError, redis.TimeoutError, RolledBack) as error:
+            except (*AWAY, RolledBack) as error:
                 if not self.away:
                     log.warning("%s; trying again for %.0f s", error, self.patience_s)
                 self.away = str(error)

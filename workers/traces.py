@@ -20,6 +20,7 @@ from pipeline.data import Problem, cold_start_problems
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
 from pipeline.program import run
+from pipeline.run_folder import wait_for
 from pipeline.trajectory import Trajectory
 from workers.chat import Chat
 from workers.engine import Reply
@@ -29,6 +30,7 @@ from workers.episode import EpisodeFailed, play
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16
+MODEL_S = 600  # for the cold start's process to make the tiny model, whose tokenizer is needed here
 
 
 class NoDemonstration(EpisodeFailed):
@@ -91,6 +93,7 @@ def main() -> None:
     if settings.cold_start is None:
         raise ConfigError("traces are for the cold start: add a [cold_start] table to the run's file")
     settings.folder.mkdir(parents=True, exist_ok=True)
+    wait_for(settings.model_path, MODEL_S)
     trajectory_file.write(settings.folder / "traces.bin", asyncio.run(traces(settings, cold_start_problems(settings))))
 
 

@@ -13,14 +13,16 @@ import contextlib
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 
 import aiohttp
 
 from pipeline import config
 from pipeline.coordinator import Coordinator, Refused, Reservation
-from pipeline.errors import HeadraceError, OtherSettings, UnknownRun
+from pipeline.errors import HeadraceError
 from pipeline.progress import Progress
+from workers.admission import Admission
 from workers.chat import Chat
 from workers.engine import Engine, EngineGone, WrongWeights, sampling
 from workers.environments import Environment
@@ -34,18 +36,6 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 REPORT_S = 0.5
 FAILURES_SHOWN = 20  # whole messages in the log; a broken environment fails thousands of times
-WAITS = {
-    "FULL": "a place in the buffers: all are taken by finished trajectories or those in flight",
-    "STALE": "a newer version in an engine: what they serve now could not be trained in time",
-    "MEMORY": "memory: buffers.byte_budget is reached until the trainer's next checkpoint",
-    "NO_PROMPT": "an idle prompt: all are in flight or quarantined",
-}
-
-
-class NoEngine(HeadraceError):
-    """No engine has been ready for longer than one takes to start and load."""
-
-    code = "NO_ENGINE"
 
 
 class Worker:
@@ -60,18 +50,15 @@ class Worker:
         make_environment: Callable[[], Environment],
         http: aiohttp.ClientSession,
     ):
-        self.settings, self.coordinator, self.chat, self.make_environment = (
-            settings,
-            coordinator,
-            chat,
-            make_environment,
-        )
+        self.settings, self.coordinator = settings, coordinator
+        self.chat, self.make_environment = chat, make_environment
         self.incarnation = f"{name}-{uuid.uuid4().hex[:8]}"
         self.ledger = Ledger(coordinator)
         self.wake = asyncio.Event()  # something happened that admission may have waited for
         self.bell = Bell(self.ledger, self.wake)
         parameters = sampling(settings.rollout, chat.end_token)
         self.routes = Routes(self.ledger, http, parameters, settings.rollout.request_timeout_s)
+        self.admission = Admission(settings.engines, self.ledger, self.routes, self.incarnation)
         self.progress = Progress(coordinator.client, coordinator.run, name, "worker")
         self.evaluations = EvalHost(settings, self.ledger, self.incarnation, chat, make_environment, self.routes)
         self.episodes: dict[str, asyncio.Task] = {}  # by entry
@@ -79,8 +66,7 @@ class Worker:
         self.ended = asyncio.Event()  # nothing is in flight any more
         self.tasks = asyncio.TaskGroup()
         self.waiting = ""  # what a refused Reserve waits for
-        self.counts = {"episodes": 0, "failures": 0, "action_tokens": 0}
-        self.no_engine_since: float | None = None
+        self.counts = Counter(episodes=0, failures=0, action_tokens=0)
 
     def drain(self) -> None:
         """Take no new entry and finish."""
@@ -106,26 +92,11 @@ class Worker:
 
     async def _join(self) -> None:
         """Wait for the run to be in the ledger. Raises OtherSettings unless it was made with our settings."""
-        end = time.monotonic() + self.settings.engines.start_timeout_s
-        while not self.draining:
-            try:
-                found = (await self.ledger(self.coordinator.fields))["digest"]
-                break
-            except UnknownRun:
-                if time.monotonic() > end:
-                    raise
-                await self.ledger(self.progress.waiting, f"run {self.coordinator.run} to be created by the coordinator")
-                await asyncio.sleep(REPORT_S)
-        else:
-            return
-        if found != self.settings.digest:
-            raise OtherSettings(
-                f"run {self.coordinator.run!r} has settings {found}, this worker was given {self.settings.digest}: "
-                "start it with the run's own run.toml"
-            )
-        await self.routes.refresh()
+        limits = self.settings.engines.start_timeout_s, lambda: self.draining, self.progress.waiting
+        if await self.ledger(self.coordinator.wait_for_run, self.settings.digest, *limits):
+            await self.routes.refresh()
 
-    # -- admission
+    # -- new entries
 
     async def _admit(self) -> None:
         """Keep rollout.concurrency episodes going until drained."""
@@ -141,44 +112,11 @@ class Worker:
             if self.bell.engines_changed.is_set() or not self.routes.ready:
                 self.bell.engines_changed.clear()
                 await self.routes.refresh()
-            answer = await self._reserve()
-            if not isinstance(answer, Reservation):
-                return await self._why(answer)
+            answer = await self.admission.reserve()
+            if isinstance(answer, Refused):
+                return f"{await self.admission.why(answer)} ({len(self.episodes)} in flight here)"
+            self._begin(*answer)
         return ""
-
-    async def _reserve(self) -> Reservation | Refused:
-        """Try the ready engines, least loaded first; the last one's refusal is the answer."""
-        answer: Reservation | Refused = Refused("ENGINE")
-        for name in self.routes.order():
-            engine = self.routes.engine(name)
-            entry = uuid.uuid4().hex  # ours, so that a repeated call is answered by the first one's reservation
-            answer = await self.ledger(self.coordinator.reserve, self.incarnation, name, entry)
-            if isinstance(answer, Reservation):
-                self.no_engine_since = None
-                self._begin(answer, engine)
-                break
-            if answer.reason not in ("ENGINE", "STALE", "FULL"):  # the same for every engine
-                break
-        return answer
-
-    async def _why(self, refused: Refused) -> str:
-        """The refusal in words. Raises NoEngine, or what the run was stopped for."""
-        if refused.reason != "ENGINE":
-            self.no_engine_since = None
-        if refused.reason == "ENGINE":
-            await self.routes.refresh()
-            self.no_engine_since = self.no_engine_since or time.monotonic()
-            engines = self.settings.engines
-            if time.monotonic() - self.no_engine_since > engines.start_timeout_s + engines.load_timeout_s:
-                raise NoEngine(f"{self.routes.waiting()}; start one, or look at its log, then start this worker again")
-            return self.routes.waiting()
-        if refused.reason == "PAUSED":
-            fields = await self.ledger(self.coordinator.fields)
-            why = fields.get("stopped") or fields.get("paused") or "this worker is drained"
-            if why not in self.waiting:
-                log.warning("the run does not go on: %s", why)
-            return f"the run to go on: {why}"
-        return f"{WAITS.get(refused.reason, refused.reason)} ({len(self.episodes)} in flight here)"
 
     # -- one entry
 
@@ -199,8 +137,11 @@ class Worker:
         """From a reservation to its place, or back; whatever happens in it concerns this entry only."""
         try:
             trajectory = await play(reservation, self.make_environment(), engine, self.chat, self.settings)
-            await self.ledger(self.coordinator.occupy, reservation.entry, [trajectory])
+            answer = await self.ledger(self.coordinator.occupy, reservation.entry, [trajectory])
+            if answer == Refused("OLD"):  # begun under weights older than the entry's; the ledger keeps it RESERVED
+                await self.ledger(self.coordinator.release, reservation.entry, "lost")
             self.counts["episodes"] += 1
+            self.counts[type(answer).__name__.lower()] += 1  # placed, surplus, refused
             self.counts["action_tokens"] += trajectory.action_tokens
         except (EngineGone, WrongWeights) as error:
             await self.routes.mark(engine.name, str(error))

@@ -16,10 +16,11 @@ from pipeline.errors import OtherSettings
 from pipeline.progress import read_processes
 from pipeline.redis_server import RedisServer
 from tests.workers.fake_sglang import FakeSGLang, answer
+from workers.admission import NoEngine
 from workers.engine import connections
 from workers.environments import open_environment
 from workers.ledger import Ledger, LedgerGone
-from workers.worker import NoEngine, Worker
+from workers.worker import Worker
 
 DIGEST16 = "0123456789abcdef"
 
@@ -54,7 +55,7 @@ def test_a_worker_fills_buffers_up_to_the_bound_and_drains(settings, ledger, cha
         async with working(config, c, chat) as worker:
             await until(lambda: c.status()["placed"] == 24 and not c.status()["reserved"])
             await until(lambda: worker.waiting.startswith("a place in the buffers"))
-        assert worker.counts["episodes"] == 24
+        assert worker.counts["episodes"] == worker.counts["placed"] == 24
 
     asyncio.run(main())
     batch = c.consume("trainer", 0)
