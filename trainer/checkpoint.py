@@ -10,11 +10,13 @@ what has the name is whole. Two are kept.
 import json
 import os
 import shutil
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from pipeline.errors import HeadraceError
@@ -26,7 +28,7 @@ KEPT = 2
 
 
 class CheckpointError(HeadraceError):
-    """A checkpoint that cannot be read."""
+    """A checkpoint that cannot be written or read."""
 
     code = "CHECKPOINT"
 
@@ -44,19 +46,16 @@ def read_state(path: Path) -> dict[str, Any]:
 def save(folder: Path, version: int, model, optimizer, state: dict[str, Any], ranks: Ranks) -> None:
     """Write checkpoints/{version}, durable on return, and delete all but the newest two. Every rank calls it."""
     final = folder / str(version)
-    if (final / STATE).is_file():
-        return
-    draft = folder / f".{version}.new"
-    if ranks.first:
-        for leftover in folder.glob(".*.new"):
-            shutil.rmtree(leftover)
+
+    def begin() -> Path | None:
+        if (final / STATE).is_file():
+            return None
+        # a name of its own: another trainer, not fenced yet, may be writing the same version
+        draft = folder / f".{version}-{uuid.uuid4().hex[:8]}.new"
         draft.mkdir(parents=True)
-    ranks.barrier()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        dcp.save(_tensors(model, optimizer), checkpoint_id=draft)
-    ranks.barrier()
-    if ranks.first:
+        return draft
+
+    def finish() -> None:
         (draft / STATE).write_text(json.dumps(state))
         for path in draft.iterdir():
             with path.open("rb") as file:
@@ -66,7 +65,21 @@ def save(folder: Path, version: int, model, optimizer, state: dict[str, Any], ra
         sync(folder)
         for version in sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal())[:-KEPT]:
             shutil.rmtree(folder / str(version))
-    ranks.barrier()
+
+    # What one rank sees on its disk must not decide whether it joins the others' collectives.
+    draft = ranks.on_first(begin)
+    if draft is None:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torch")
+            dcp.save(_tensors(model, optimizer), checkpoint_id=draft)
+    except CheckpointException as error:
+        raise CheckpointError(
+            f"checkpoint {final} cannot be written ({_reason(error)}): make room for it, then start the run again; "
+            "it goes on from the checkpoint before"
+        ) from None
+    ranks.on_first(finish)
 
 
 def load(path: Path, model, optimizer) -> None:
@@ -76,10 +89,10 @@ def load(path: Path, model, optimizer) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="torch")
             dcp.load(tensors, checkpoint_id=path)
-    except Exception as error:  # each storage reader raises its own kinds
+    except (Exception, CheckpointException) as error:  # each storage reader raises its own kinds
         raise CheckpointError(
-            f"checkpoint {path} cannot be read ({type(error).__name__}: {str(error).strip().splitlines()[0]}); "
-            f"move that folder away and the run resumes from the one before it"
+            f"checkpoint {path} cannot be read ({_reason(error)}); "
+            "move that folder away and the run resumes from the one before it"
         ) from error
     set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
 
@@ -87,3 +100,10 @@ def load(path: Path, model, optimizer) -> None:
 def _tensors(model, optimizer) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state}
+
+
+def _reason(error: BaseException) -> str:
+    """One line; of several ranks' errors the first."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

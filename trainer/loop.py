@@ -6,31 +6,34 @@
                              ─▶ every P: weights v+1, durable, then published
 
 What the ledger is told lies on the disk already. A trainer that comes back at c gets batches c, c+1, … again, in the
-same order, and computes the same; versions that are out already are not written again. Only rank 0 talks to the ledger.
+same order, and computes the same; versions that are out already are not written again.
+
+Only rank 0 talks to the ledger and looks at the disk; what it finds decides for all ranks. A Redis that is away is
+waited for; one that lost writes, or everything, gets a checkpoint first and is joined again.
 """
 
-import json
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any
 
 import redis
 
-from pipeline import keys
 from pipeline.config import Config
 from pipeline.coordinator import Batch, Coordinator
-from pipeline.errors import HeadraceError, RolledBack, UnknownRun
-from pipeline.progress import Progress, record_metrics
+from pipeline.errors import RolledBack, UnknownRun
+from pipeline.progress import Progress
+from pipeline.redis_server import RedisFailed, patient
 from pipeline.weights import MANIFEST, read_manifest
 from trainer import checkpoint, model
-from trainer.publish import write_weights
+from trainer.publish import remove_drafts, write_weights
 from trainer.ranks import Ranks
+from trainer.record import Record
 from trainer.update import TrainingFailed, Updater, make_optimizer
 
 LOOK_S = 0.05  # between two looks at the ledger; its bell rings for every single entry
 STATUS_S = 0.5  # between two looks at why it is not READY
+QUIET_S = 3600.0  # an update or a checkpoint of a large model says nothing for so long
 STARVED = "starved"  # the ledger's memory is full of batches that only a checkpoint frees
 
 
@@ -43,25 +46,38 @@ class Trainer:
         self.progress = Progress(client, config.run.name, "trainer", "trainer")
         self.incarnation = ranks.broadcast(uuid.uuid4().hex[:8])
         self.checkpoints = config.folder / "checkpoints"
-        self.metrics_file = config.folder / "metrics.jsonl"
-        self.waits: dict[str, float] = {}
+        self.record = Record(client, config.run.name, config.folder / "metrics.jsonl")
 
     def run(self) -> None:
         self._start()
-        while self.version < self.config.run.total_steps:
+        goes_on = self._join()
+        while goes_on and self.version < self.config.run.total_steps:
             try:
-                if not self._advance():
-                    break
-            except RolledBack:  # Redis lost its last writes; what this trainer has is newer
+                goes_on = self._advance()
+            except (RolledBack, UnknownRun):  # Redis lost writes, or all of them; what this trainer has is newer
                 self._save(tell=False)
-                self._join()
+                goes_on = self._join()
+            except RedisFailed:  # away for too long, or while this trainer was asked to stop
+                self._save(tell=False)
+                raise
         self._save()
         self._on_first(self.progress.done)
 
     # -- start and resume ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        config, found = self.config, checkpoint.newest(self.checkpoints)
+        """The policy of the newest checkpoint, or else version 0."""
+        config = self.config
+
+        def look() -> tuple:
+            remove_drafts(self.checkpoints)
+            remove_drafts(config.folder / "weights")
+            if found := checkpoint.newest(self.checkpoints):
+                return found, checkpoint.read_state(found)
+            probe = list(read_manifest(config.folder / "weights" / "0").probe_tokens)
+            return None, {"version": 0, "recent": [], "probe": probe}
+
+        found, state = self._on_first(look)
         # A checkpoint fills the weights in; version 0 may have been deleted by then.
         policy = model.load(config.model_path if found else config.folder / "weights" / "0")
         share_rows = model.shares_rows(policy, policy.device)
@@ -70,52 +86,22 @@ class Trainer:
         self.updater = Updater(policy, optimizer, config, self.ranks, share_rows)
         if found:
             checkpoint.load(found, policy, optimizer)
-            state = checkpoint.read_state(found)
-            self.version, self.recent, self.probe = state["version"], state["recent"], state["probe"]
-        else:
-            self.version, self.recent = 0, []
-            self.probe = list(read_manifest(config.folder / "weights" / "0").probe_tokens)
+        self.version, self.recent, self.probe = state["version"], state["recent"], state["probe"]
         self.saved = self.version
-        self._on_first(self._wait_for_ledger)
-        self._on_first(self._forget_metrics)
-        self._join()
-        self.clock = time.monotonic()
+        self._on_first(lambda: self.record.forget(self.version))
 
-    def _wait_for_ledger(self) -> None:
-        """The coordinator makes it, and may be starting still. Raises UnknownRun if it takes too long."""
-        end = time.monotonic() + self.config.engines.start_timeout_s
-        while True:
-            try:
-                self.ledger.fields()
-                return
-            except UnknownRun:
-                if time.monotonic() > end or self.stop():
-                    raise
-                self.progress.waiting(f"run {self.config.run.name} to be created by the coordinator")
-                time.sleep(STATUS_S)
-
-    def _join(self) -> None:
+    def _join(self) -> bool:
+        """Become the run's trainer, once the coordinator has made the run; False: asked to stop before."""
+        timeout_s, say = self.config.engines.start_timeout_s, self.progress.waiting
+        if not self._on_first(lambda: self.ledger.wait_for_run(self.config.digest, timeout_s, self.stop, say)):
+            return False
         entries = [entry for batch in self.recent for entry in batch]
         joined = self._on_first(lambda: self.ledger.join(self.incarnation, self.version, entries))
         self.published = joined.version
         if self.version == self.published and not self._on_first(lambda: self.ledger.weights(self.version) is not None):
             self._publish()
         self._publish_if_due()
-
-    def _forget_metrics(self) -> None:
-        """Updates from `version` on will be recorded again."""
-        kept, client, stream = [], self.ledger.client, keys.metrics(self.config.run.name)
-        if self.metrics_file.exists():
-            for line in self.metrics_file.read_text().splitlines(keepends=True):
-                if line.endswith("\n") and json.loads(line)["version"] < self.version:  # a kill may have torn the last
-                    kept.append(line)
-            draft = self.metrics_file.with_suffix(".new")
-            draft.write_text("".join(kept))
-            draft.rename(self.metrics_file)
-        for entry, fields in client.xrevrange(stream):
-            if json.loads(fields[b"json"])["version"] < self.version:
-                break
-            client.xdel(stream, entry)
+        return True
 
     # -- one update ---------------------------------------------------------------------------------------------------
 
@@ -127,14 +113,15 @@ class Trainer:
         if batch == STARVED:
             self._save()
             return True
-        with self._timed("fetch"):
-            trajectories = self.ledger.fetch(batch.refs)
-        if self.ranks.first:
-            self.progress.working(version=self.version, update=f"{self.version} on {len(trajectories)} trajectories")
+        with self.record.timed("fetch"):
+            trajectories = self._on_first(lambda: self.ledger.fetch(batch.refs))
+        self._busy(update=f"{self.version} on {len(trajectories)} trajectories")
         began = time.monotonic()
         metrics = self.updater.update(trajectories, self.version)
-        self._record(metrics, time.monotonic() - began)
+        took = time.monotonic() - began
+        line = self.ranks.on_first(lambda: self.record.write(self.version, metrics, took))
         self.version += 1
+        self._on_first(lambda: self.progress.working(version=self.version, tokens_s=line["tokens_per_second"]))
         keep = self.config.buffers.max_staleness + 2
         self.recent = [*self.recent, list(dict.fromkeys(ref.entry for ref in batch.refs))][-keep:]
         if self.version % self.config.trainer.checkpoint_every == 0:
@@ -146,7 +133,7 @@ class Trainer:
         """The batch of update `version`; None: asked to stop; STARVED: a checkpoint is needed first."""
         began = looked = time.monotonic()
         seen = self.ledger.last_event()
-        with self._timed("ready"):
+        with self.record.timed("ready"):
             while not self.stop():
                 if batch := self.ledger.consume(self.incarnation, self.version):
                     return batch
@@ -165,7 +152,7 @@ class Trainer:
 
         Raises TrainingFailed if the run was stopped, or the wait took too long.
         """
-        status, buffers = self.ledger.status(), self.config.buffers
+        status = self.ledger.status()
         self.progress.waiting(status["waiting"] or f"buffer {self.version}", version=self.version)
         if status["stopped"]:
             raise TrainingFailed(f"the run was stopped: {status['stopped']}")
@@ -174,27 +161,7 @@ class Trainer:
                 f"nothing to train on for trainer.wait_timeout_s = {self.config.trainer.wait_timeout_s:g} s: "
                 f"{status['waiting']}. See the logs of workers and engines, then start the run again"
             )
-        held = status["stored"] + (status["reserved"] + 1) * (buffers.group_launch or buffers.group_size)
-        return self.saved < self.version and held * buffers.max_trajectory_bytes > buffers.byte_budget
-
-    def _record(self, metrics: dict[str, Any], step_seconds: float) -> None:
-        now = time.monotonic()
-        elapsed, self.clock = now - self.clock, now
-        waits, self.waits = self.waits, {}
-        times = {
-            "wait_seconds": {cause: round(seconds, 4) for cause, seconds in waits.items()},
-            "idle_seconds": round(waits.get("ready", 0.0), 4),
-            "step_seconds": round(step_seconds, 4),
-            "tokens_per_second": round(metrics["tokens"] / elapsed, 1),
-        }
-        head = {"version": self.version, "step": self.version + 1, "time_ms": time.time_ns() // 1_000_000}
-        line = head | metrics | times
-
-        def write() -> None:
-            record_metrics(self.ledger.client, self.config.run.name, line, self.metrics_file)
-            self.progress.working(version=self.version + 1, tokens_s=times["tokens_per_second"])
-
-        self._on_first(write)
+        return self.saved < self.version and status["memory_full"]
 
     # -- what outlives this process -----------------------------------------------------------------------------------
 
@@ -202,7 +169,9 @@ class Trainer:
         """A checkpoint of `version`, unless there is one; then the ledger may forget what no kept checkpoint needs."""
         if self.saved == self.version:
             return
-        with self._timed("checkpoint"):
+        if tell:
+            self._busy(update=f"checkpoint {self.version}")
+        with self.record.timed("checkpoint"):
             state = {"version": self.version, "recent": self.recent, "probe": self.probe}
             checkpoint.save(
                 self.checkpoints, self.version, self.updater.model, self.updater.optimizer, state, self.ranks
@@ -224,17 +193,10 @@ class Trainer:
         config = self.config
         name = "0" if self.version == 0 else f"{self.version}-{self.incarnation}"
         folder = config.folder / "weights" / name
-        with self._timed("publish"):
-            if not (folder / MANIFEST).is_file():
-                write_weights(
-                    self.updater.model,
-                    folder,
-                    self.version,
-                    config.model_path,
-                    config.model.dtype,
-                    self.probe,
-                    self.ranks.first,
-                )
+        with self.record.timed("publish"):
+            if not self._on_first((folder / MANIFEST).is_file):
+                policy, base, dtype = self.updater.model, config.model_path, config.model.dtype
+                write_weights(policy, folder, self.version, base, dtype, self.probe, self.ranks)
 
             def tell() -> None:
                 digest = read_manifest(folder).digest[:16]
@@ -243,25 +205,11 @@ class Trainer:
             self._on_first(tell)
         self.published = self.version
 
-    # -- ranks and times ----------------------------------------------------------------------------------------------
+    # -- rank 0 --------------------------------------------------------------------------------------------------------
 
     def _on_first(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns, or raises, on rank 0: on every rank."""
-        answer = error = None
-        if self.ranks.first:
-            try:
-                answer = call()
-            except (HeadraceError, redis.RedisError, OSError) as raised:
-                error = raised
-        answer, error = self.ranks.broadcast((answer, error))
-        if error is not None:
-            raise error
-        return answer
+        """`call`, which may be repeated, on rank 0; again while Redis is away. Its answer or error is every rank's."""
+        return self.ranks.on_first(lambda: patient(call, stop=self.stop))
 
-    @contextmanager
-    def _timed(self, cause: str):
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.waits[cause] = self.waits.get(cause, 0.0) + time.monotonic() - began
+    def _busy(self, **numbers: str) -> None:
+        self._on_first(lambda: self.progress.busy_for(QUIET_S, version=self.version, **numbers))

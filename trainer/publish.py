@@ -12,35 +12,50 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, PreTrainedModel
 
+from pipeline.errors import HeadraceError
 from pipeline.weights import MANIFEST, Manifest, write_manifest
 from trainer.model import DTYPES, action_logprobs
 from trainer.packing import MicroBatch
+from trainer.ranks import ALONE, Ranks
 
 PROBE_TOKENS = 32
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "*.pt", "*.pth", MANIFEST)
 
 
+class PublishError(HeadraceError):
+    """Weights that cannot be written."""
+
+    code = "PUBLISH"
+
+
 def write_weights(
-    model: PreTrainedModel, folder: Path, version: int, base: Path, dtype: str, probe: list[int], first: bool = True
-) -> Manifest | None:
-    """Write `model` to `folder`. Every rank calls it; rank 0 (`first`) writes and gets the manifest.
+    model: PreTrainedModel, folder: Path, version: int, base: Path, dtype: str, probe: list[int], ranks: Ranks = ALONE
+) -> Manifest:
+    """Write `model` to `folder`, durable on return. Every rank calls it, rank 0 writes.
 
     base   the folder the run started from; its tokenizer and other small files are copied
     dtype  of the written weights, "float32" or "bfloat16"
     probe  token ids, see `probe_tokens`
     """
     logprobs = probe_logprobs(model, probe)
-    tensors = gather(model, DTYPES[dtype], first)
-    if not first:
-        return None
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    tensors = gather(model, DTYPES[dtype], ranks.first)
+    return ranks.on_first(lambda: _write(model, tensors, folder, version, base, dtype, probe, logprobs))
+
+
+def _write(model, tensors, folder: Path, version: int, base: Path, dtype: str, probe, logprobs) -> Manifest:
     draft = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(draft, ignore_errors=True)  # of a trainer that was killed here
-    draft.mkdir()
-    model.save_pretrained(draft, state_dict=tensors)
+    draft.mkdir(parents=True)
+    try:
+        model.save_pretrained(draft, state_dict=tensors)
+    except SafetensorError as error:
+        raise PublishError(
+            f"weights {folder} cannot be written ({error}): make room for them, then start the run again; it goes on "
+            "from its newest checkpoint"
+        ) from None
     for path in base.iterdir():
         if path.is_file() and not any(map(path.match, WEIGHT_FILES)) and not (draft / path.name).exists():
             shutil.copyfile(path, draft / path.name)
@@ -82,6 +97,12 @@ def probe_logprobs(model: PreTrainedModel, tokens: list[int]) -> list[float]:
     places = torch.arange(len(tokens))
     batch = MicroBatch(ids, places[None], places[:-1], ids[0, 1:], [0], [len(tokens) - 1])
     return action_logprobs(model, batch.to(model.device))[0].tolist()
+
+
+def remove_drafts(folder: Path) -> None:
+    """Delete what trainers that were killed while they wrote left in `folder`; drafts are named `.NAME.new`."""
+    for draft in folder.glob(".*.new"):
+        shutil.rmtree(draft)
 
 
 def sync(folder: Path) -> None:

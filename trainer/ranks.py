@@ -5,26 +5,29 @@
 
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import redis
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pipeline.config import Trainer
+from pipeline.errors import ConfigError, HeadraceError
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among all. `mesh` is one-dimensional; FSDP2 shards over it."""
+    """This process's place among all. `mesh` is one-dimensional; FSDP2 shards over it; None: nothing is sharded."""
 
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh
+    mesh: DeviceMesh | None
 
     @property
     def first(self) -> bool:
@@ -45,8 +48,34 @@ class Ranks:
             dist.all_gather_object(values, value)
         return values
 
-    def barrier(self) -> None:
-        self.gather(None)
+    def on_first(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns, or raises, on rank 0: on every rank, once rank 0 is done with it."""
+        answer = error = None
+        if self.first:
+            try:
+                answer = call()
+            except (HeadraceError, redis.RedisError, OSError) as raised:
+                error = raised
+        answer, error = self.broadcast((answer, error))
+        if error is not None:
+            raise error
+        return answer
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"), None)
+
+
+def device_of(settings: Trainer, local: int = 0) -> torch.device:
+    """Where this rank computes; local: its number on this machine. Raises ConfigError if its GPU is not there."""
+    if not settings.gpus:
+        return torch.device("cpu")
+    # The launcher shows this process only the trainer's GPUs, so they are numbered by local rank.
+    if local >= (found := torch.cuda.device_count()):
+        raise ConfigError(
+            f"trainer.gpus = {settings.gpus}, but this process sees {found} CUDA GPUs: see CUDA_VISIBLE_DEVICES and "
+            "whether torch was built for CUDA, or set trainer.gpus = [] to train on the CPU"
+        )
+    return torch.device("cuda", local)
 
 
 @contextmanager
@@ -59,13 +88,10 @@ def joined(settings: Trainer):
     else:
         rank, size, local = 0, 1, 0
         store = dist.HashStore()
-    if settings.gpus:
-        # The launcher shows this process only the trainer's GPUs, so they are numbered by local rank.
-        device = torch.device("cuda", local)
+    device, backend = device_of(settings, local), "gloo"
+    if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    else:
-        device, backend = torch.device("cpu"), "gloo"
     # Rank 0 waits for a buffer while the others wait for rank 0: their patience must be the longer one.
     patience = timedelta(seconds=settings.wait_timeout_s + 300)
     with warnings.catch_warnings():

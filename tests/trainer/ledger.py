@@ -9,7 +9,7 @@ import redis
 
 from pipeline.config import Config, load
 from pipeline.coordinator import Coordinator, Placed, Reservation
-from pipeline.errors import RolledBack
+from pipeline.errors import RolledBack, UnknownRun
 from pipeline.trajectory import Trajectory
 from trainer.cold_start import prepare
 
@@ -38,6 +38,7 @@ context_length = 128
 max_staleness = {max_staleness}
 batch_size = {batch_size}
 max_trajectory_bytes = 65536
+byte_budget = {byte_budget}
 
 [optimizer]
 lr = 1e-3
@@ -60,6 +61,7 @@ DEFAULTS = {
     "ranks": 1,
     "minibatches": 1,
     "every": 1,
+    "byte_budget": 1 << 30,
 }
 
 
@@ -104,15 +106,21 @@ class Producer(threading.Thread):
 
     def __init__(self, client: redis.Redis, config: Config):
         super().__init__(daemon=True)
-        self.ledger = Coordinator.create(client, config.run.name, config.ledger_settings, seed=1)
-        self.ledger.add_prompts({"id": f"p{i}"} for i in range(4 * config.buffers.batch_size))
+        self.client, self.config = client, config
+        self.create()
         self.ended, self.error, self.count = threading.Event(), None, 0
         self.quiet = threading.Lock()  # held by a test that must not be disturbed
+
+    def create(self):
+        """What the coordinator process does, at its start and when Redis was emptied."""
+        config = self.config
+        self.ledger = Coordinator.create(self.client, config.run.name, config.ledger_settings, seed=1)
+        self.ledger.add_prompts({"id": f"p{i}"} for i in range(4 * config.buffers.batch_size))
 
     def run(self):
         try:
             while not self.ended.wait(0.02):
-                with self.quiet, contextlib.suppress(RolledBack):
+                with self.quiet, contextlib.suppress(RolledBack, UnknownRun, redis.ConnectionError):
                     self._work()
         except Exception as error:
             self.error = error

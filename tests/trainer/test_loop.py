@@ -1,20 +1,25 @@
 """The training loop on a real ledger: order, resume, publication. A kill is an exception that nothing handles."""
 
+import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+import redis
 
 from pipeline import keys, weights
 from pipeline.errors import Fenced
-from pipeline.redis_server import RedisServer, connect
+from pipeline.redis_server import RedisFailed, RedisServer, connect, patient
 from tests.trainer.ledger import Producer, make_run
-from trainer import checkpoint
+from trainer import checkpoint, loop
 from trainer.loop import Trainer
+from trainer.publish import PublishError
 from trainer.ranks import joined
 from trainer.update import TrainingFailed
 
@@ -186,6 +191,114 @@ def test_a_ledger_that_lost_its_last_writes_goes_on_from_the_trainer(client, run
     assert weights.verify_files(config.folder / found[4].path).version == 4
 
 
+def test_a_redis_that_was_emptied_goes_on_from_the_trainer(client, run, tmp_path):
+    class Emptied(Trainer):
+        def _next_batch(self):
+            if self.version == 3 and not emptied:
+                emptied.append(self.version)
+                producer.quiet.acquire()
+                client.delete(*client.scan_iter(f"hr:{{{run}}}*"))
+                threading.Timer(0.6, again).start()
+            return super()._next_batch()
+
+    def again():
+        producer.create()
+        producer.quiet.release()
+
+    emptied = []
+    config = make_run(tmp_path, run)
+    with Producer(client, config) as producer:
+        trainer = train(config, client, kind=Emptied)
+    assert emptied == [3]
+    assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
+    assert sorted(p.name for p in (config.folder / "checkpoints").iterdir()) == ["3", "4"]
+    assert {v: w.path for v, w in producer.ledger.versions().items()} == {
+        version: f"weights/{version}-{trainer.incarnation}" for version in (3, 4)
+    }
+
+
+def impatient(url):
+    """A client that tries once, so that who waits for Redis is the trainer."""
+    return redis.Redis.from_url(url, retry=None)
+
+
+class RedisGoes(Trainer):
+    """Away before update 2."""
+
+    def _next_batch(self):
+        if self.version == 2 and self.server.running:
+            self.server.stop()
+            threading.Thread(target=self.then).start()
+        return super()._next_batch()
+
+
+def test_a_redis_that_is_away_for_a_moment_is_waited_for(run, tmp_path, uninterrupted):
+    over = threading.Event()
+
+    class ForAMoment(RedisGoes):
+        server = RedisServer.start(tmp_path / "redis")
+
+        def then(self):
+            time.sleep(0.5)
+            again = RedisServer.start(self.server.folder)
+            over.wait(60)  # a server dies with the thread that started it
+            again.stop()
+
+    config = make_run(tmp_path, run)
+    with impatient(ForAMoment.server.url) as client, Producer(client, config):
+        train(config, client, kind=ForAMoment)
+    over.set()
+    assert not ForAMoment.server.running
+    assert (without_times(recorded(config)), last_weights(config)) == uninterrupted
+
+
+def test_a_redis_that_stays_away_costs_no_update(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "patient", functools.partial(patient, away_s=0.2))
+    RedisGoes.server = RedisServer.start(tmp_path / "redis")
+    RedisGoes.then = lambda self: None
+    config = make_run(tmp_path, run, checkpoint_every=100)
+    with impatient(RedisGoes.server.url) as client, Producer(client, config), pytest.raises(RedisFailed):
+        train(config, client, kind=RedisGoes)
+    assert checkpoint.newest(config.folder / "checkpoints").name == "2"
+
+
+def test_memory_full_of_batches_that_were_trained_on_is_freed_by_a_checkpoint(client, run, tmp_path):
+    config = make_run(tmp_path, run, checkpoint_every=100, byte_budget=6 * 65536)
+    with Producer(client, config):
+        train(config, client)
+    assert len(recorded(config)) == 4
+
+
+def test_a_disk_that_is_full_ends_in_one_message_and_the_run_goes_on_later(client, run, tmp_path, uninterrupted):
+    config = make_run(tmp_path, run)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(_self, *_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+
+    def fails_at(error, version, step):
+        class Full(Trainer):
+            def _advance(self):
+                if self.version == version:
+                    full(self)
+                return super()._advance()
+
+        try:
+            with pytest.raises(error, match=r"cannot be written .*make room.* goes on from") as raised:
+                train(config, client, kind=Full)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "\n" not in str(raised.value)
+        assert list((config.folder / step).glob(".*.new")), "this is about drafts that are left"
+
+    with Producer(client, config):
+        fails_at(PublishError, 0, "weights")
+        fails_at(checkpoint.CheckpointError, 1, "checkpoints")
+        train(config, client)
+    assert not list(config.folder.glob("*/.*.new"))
+    assert (without_times(recorded(config)), last_weights(config)) == uninterrupted
+
+
 def test_a_second_trainer_fences_the_first(client, run, tmp_path):
     config = make_run(tmp_path, run)
 
@@ -203,7 +316,7 @@ def test_waiting_ends_with_what_it_waited_for(client, run, tmp_path):
     config = make_run(tmp_path, run)
     config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"wait_timeout_s": 1.0})})
     Producer(client, config)  # never started
-    with pytest.raises(TrainingFailed, match="buffer 0: 0 of 4 finished"):
+    with pytest.raises(TrainingFailed, match="buffer 0: 0 of 4 occupied"):
         train(config, client)
     assert b"buffer 0" in client.hget(keys.process(run, "trainer"), "waiting")
 
@@ -249,17 +362,53 @@ def test_settings_are_refused_before_torch_is_imported(tmp_path):
     assert "run.name" in done.stderr
 
 
-def test_a_redis_that_goes_away_ends_the_trainer_with_one_message(run, tmp_path):
+def trainer_command(config, url):
+    return [sys.executable, "-m", "trainer", str(config.folder / "run.toml"), "--redis", url]
+
+
+def test_a_trainer_stopped_while_redis_is_away_ends_with_one_message(run, tmp_path):
     config = make_run(tmp_path, run)
     server = RedisServer.start(tmp_path / "redis")
     with connect(server.url) as client:
         ledger = Producer(client, config).ledger  # never started: the trainer waits
-        command = [sys.executable, "-m", "trainer", str(config.folder / "run.toml"), "--redis", server.url]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = trainer_command(config, server.url)
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         wait_until(lambda: ledger.weights(0))
     server.stop()
+    process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"Redis at {server.url} is gone" in stderr
+    assert "Redis has not answered" in stderr
     assert "Traceback" not in stderr
+
+
+def test_other_settings_than_the_runs_are_refused(client, redis_url, run, tmp_path):
+    config = make_run(tmp_path, run)
+    Producer(client, config)
+    path = config.folder / "run.toml"
+    path.write_text(path.read_text().replace("lr = 1e-3", "lr = 1e-4"))
+    done = subprocess.run(trainer_command(config, redis_url), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"run {run!r} has settings {config.digest}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_another_number_of_ranks_than_the_runs_is_refused(redis_url, run, tmp_path):
+    config = make_run(tmp_path, run)
+    environment = os.environ | {"WORLD_SIZE": "2", "RANK": "0"}
+    done = subprocess.run(trainer_command(config, redis_url), capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert "trainer.ranks = 1, but 2 were started" in done.stderr
+
+
+def test_two_ranks_train_on_batches_of_one_trajectory(client, redis_url, run, tmp_path):
+    """The second rank has nothing to compute, and joins every collective."""
+    config = make_run(tmp_path, run, ranks=2, batch_size=1, total_steps=2, checkpoint_every=1)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = launch + trainer_command(config, redis_url)[1:]
+    with Producer(client, config) as producer:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line["trajectories"] for line in recorded(config)] == [1, 1]
+    assert sorted(producer.ledger.versions()) == [0, 1, 2]
