@@ -10,6 +10,7 @@ Every call has a time limit. Whatever goes wrong is one EngineFailed whose code 
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.weights import Label, Manifest, read_manifest
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}  # nats, engine against trainer; kernels round differently
 REQUEST_TIMEOUT_S = 30.0
+BUSY_S = 0.05
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
 
 
@@ -63,7 +65,16 @@ class Engine:
         The path is read by the server: on another host it must be the same shared file system.
         """
         request = {"model_path": str(folder.resolve()), "weight_version": str(label), "flush_cache": True}
-        reply = self._call("POST", "/update_weights_from_disk", request, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                reply = self._call("POST", "/update_weights_from_disk", request, timeout_s)
+                break
+            except EngineFailed as error:
+                # a request that was just answered may count as running a moment longer, and its cache stays: load again
+                if "cache was not flushed" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(BUSY_S)
         if reply.get("success") is not True:
             raise EngineFailed("REFUSED", f"{self.url} did not load {folder}: {reply.get('message', reply)!s:.500}")
 

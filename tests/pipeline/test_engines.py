@@ -148,6 +148,17 @@ def test_a_load_that_fails_is_one_error_with_a_code(scripted, folder, code, answ
     assert caught.value.code == code and engine.url in str(caught.value)
 
 
+def test_weights_whose_cache_was_not_flushed_are_loaded_again(http_server, folder):
+    busy = (400, {"success": False, "message": "Weights were updated, but the cache was not flushed because …"})
+    answers = [busy, busy, (200, {"success": True, "message": "Succeeded"})]
+    engine = Engine(http_server(lambda path, request: answers.pop(0)))
+    engine.load(folder, "demo", timeout_s=5)
+    assert answers == []
+    answers += [busy] * 100
+    with pytest.raises(EngineFailed, match="cache was not flushed"):
+        engine.load(folder, "demo", timeout_s=0.2)
+
+
 @pytest.mark.parametrize(
     "body",
     [
