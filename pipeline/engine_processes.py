@@ -8,17 +8,19 @@ and nobody takes that for a version. It is the same server on a CPU, with the fl
 """
 
 import os
-import socket
 import subprocess
+import time
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import ports
 from pipeline.config import Config
 from pipeline.engines import Engine
 from pipeline.errors import ConfigError
 from pipeline.programs import environment, log_of
-from pipeline.supervisor import Program
+from pipeline.supervisor import Program, Supervisor
 
 STOP_GRACE_S = 10  # SGLang's parent takes its children down; after that its group is killed
 
@@ -38,8 +40,8 @@ def engine_processes(config: Config) -> list[EngineProcess]:
     if config.engines.urls:
         return []
     python = sglang_python(config.engines.python)
-    ports = free_ports(config.engines.count, config.engines.port)
-    return [_engine(config, python, number, port) for number, port in enumerate(ports)]
+    found = _ports(config.engines.count, config.engines.port)
+    return [_engine(config, python, number, port) for number, port in enumerate(found)]
 
 
 def _engine(config: Config, python: Path, number: int, port: int) -> EngineProcess:
@@ -57,7 +59,7 @@ def _engine(config: Config, python: Path, number: int, port: int) -> EngineProce
         variables["SGLANG_USE_CPU_ENGINE"] = "1"
     if engines.tp > 1:
         argv += ["--tp", str(engines.tp)]
-    program = Program(name, [*argv, *engines.args], log_of(config, name), variables, STOP_GRACE_S)
+    program = Program(name, [*argv, *engines.args], log_of(config, name), variables, STOP_GRACE_S, serves=True)
     return EngineProcess(name, f"http://127.0.0.1:{port}", program)
 
 
@@ -68,6 +70,13 @@ def answers(url: str, timeout_s: float = 2) -> bool:
             return reply.status == 200
     except OSError:
         return False
+
+
+def wait_until_up(engines: Sequence[EngineProcess], supervisor: Supervisor, timeout_s: float) -> None:
+    """Until every engine answers. Raises ProcessFailed if a process fails meanwhile, or it takes longer."""
+    deadline = time.monotonic() + timeout_s
+    for engine in engines:
+        supervisor.wait_until(lambda url=engine.url: answers(url), engine.program, deadline - time.monotonic())
 
 
 def load_version(url: str, folder: Path, config: Config) -> None:
@@ -88,22 +97,14 @@ def sglang_python(given: Path | None) -> Path:
     return python.absolute()
 
 
-def free_ports(count: int, first: int = 0) -> list[int]:
-    """`count` ports of 127.0.0.1: first, first + 1, … or free ones. Raises ConfigError if one is in use."""
-    probes = []
-    try:
-        for number in range(count):
-            probe = socket.socket()
-            probes.append(probe)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", first + number if first else 0))
-            except OSError:
-                raise ConfigError(
-                    f"port {first + number} of engines.port is in use; end what listens there, choose another, "
-                    "or set engines.port = 0 for free ones"
-                ) from None
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+def _ports(count: int, first: int) -> list[int]:
+    """`count` ports of 127.0.0.1: first, first + 1, … or, for 0, free ones. Raises ConfigError if one is in use."""
+    if not first:
+        return ports.free(count)
+    for port in range(first, first + count):
+        if not ports.is_free(port):
+            raise ConfigError(
+                f"port {port} of engines.port is in use; end what listens there, choose another, "
+                "or set engines.port = 0 for free ones"
+            )
+    return list(range(first, first + count))

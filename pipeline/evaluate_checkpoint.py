@@ -5,19 +5,19 @@ weights/30-3f9a or 30 ──▶ SGLang, loaded and verified ──▶ python -m 
 
 import json
 import subprocess
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import programs
 from pipeline.config import Config
-from pipeline.engine_processes import answers, engine_processes, load_version
+from pipeline.engine_processes import engine_processes, load_version, wait_until_up
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.run_folder import find_run
 from pipeline.supervisor import Supervisor, log_end
-from pipeline.weights import MANIFEST, read_manifest
+from pipeline.weights import MANIFEST, published, read_manifest
 
-EVAL_TIMEOUT_S = 3600
+TIMEOUT_S = 3600
 
 
 def evaluate(checkpoint: str, run: str | None) -> dict[str, Any]:
@@ -32,16 +32,13 @@ def evaluate(checkpoint: str, run: str | None) -> dict[str, Any]:
     manifest = read_manifest(folder)
     one = config.model_copy(update={"engines": config.engines.model_copy(update={"count": 1, "urls": [], "port": 0})})
     (engine,) = engine_processes(one)
+    # its own log: the run may be up, with an engine-0 of its own
+    program = replace(engine.program, name="eval-engine", log=programs.log_of(config, "eval-engine"))
+    engine = replace(engine, program=program)
     supervisor = Supervisor()
-    supervisor.start(engine.program)
+    supervisor.start(program)
     try:
-        deadline = time.monotonic() + config.engines.start_timeout_s
-        while not answers(engine.url):
-            for exit in supervisor.check():
-                raise HeadraceError(str(exit))
-            if time.monotonic() > deadline:
-                raise HeadraceError(f"SGLang took too long to start{log_end(engine.program.log)}")
-            time.sleep(0.2)
+        wait_until_up([engine], supervisor, config.engines.start_timeout_s)
         load_version(engine.url, folder, config)
         return {"run": config.run.name, "version": manifest.version, "weights": str(folder)} | _score(
             config, engine.url
@@ -53,7 +50,7 @@ def evaluate(checkpoint: str, run: str | None) -> dict[str, Any]:
 def _weights(config: Config, checkpoint: str) -> Path:
     if (Path(checkpoint) / MANIFEST).is_file():
         return Path(checkpoint)
-    known = sorted(path.parent for path in config.folder.glob(f"weights/*/{MANIFEST}"))
+    known = published(config.folder / "weights")
     for folder in known:
         if checkpoint in (folder.name, folder.name.partition("-")[0]):
             return folder
@@ -62,18 +59,16 @@ def _weights(config: Config, checkpoint: str) -> Path:
 
 
 def _score(config: Config, url: str) -> dict[str, Any]:
+    """The worker's process writes one line of JSON; it is in our process group, and Ctrl-C reaches it."""
     argv = [*programs.PYTHON, "-m", "workers.evaluate", "eval", str(programs.run_toml(config)), "--engine", url]
-    log = programs.log_of(config, "eval")
+    log, variables = programs.log_of(config, "eval"), programs.inherited(programs.environment())
     with log.open("ab") as errors:
-        # the worker's process ends with us: it is in our process group, and Ctrl-C reaches it
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            timeout=EVAL_TIMEOUT_S,
-            env=programs.inherited(programs.environment()),
-        )
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=TIMEOUT_S, env=variables
+            )
+        except subprocess.TimeoutExpired:
+            raise HeadraceError(f"the evaluation took longer than {TIMEOUT_S} s{log_end(log)}") from None
     if done.returncode:
         raise HeadraceError(f"the evaluation exited with {done.returncode}{log_end(log)}")
     return json.loads(done.stdout.splitlines()[-1])

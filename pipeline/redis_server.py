@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from pipeline import die_with_parent
+from pipeline import die_with_parent, ports
 from pipeline.errors import HeadraceError
 from pipeline.supervisor import log_end
 
@@ -160,9 +159,9 @@ class RedisServer:
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         last_port = _refuse_second_server(folder)
-        if port and not _is_free(port):
+        if port and not ports.is_free(port):
             raise RedisFailed(f"port {port} is in use; choose another with redis.port, or 0 for a free one")
-        port = port or (last_port if last_port and _is_free(last_port) else _free_port())
+        port = port or (last_port if last_port and ports.is_free(last_port) else ports.free()[0])
         (folder / "redis.conf").write_text(CONFIG.format(port=port, folder=json.dumps(str(folder))))
         with (folder / "redis.log").open("ab") as log:
             process = subprocess.Popen(
@@ -223,19 +222,3 @@ def _refuse_second_server(folder: Path) -> int | None:
                 f"`headrace down` ends the run; `kill {pid}` ends that Redis alone"
             )
     return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -3,7 +3,8 @@
     Supervisor.start(Program) ──▶ Process   its own process group, its own log, killed by the kernel if we are SIGKILLed
                .check() ────────▶ [Exit]    what has ended since the last look; as text with the end of its log
                .restart_later(Exit)         after a pause that doubles: 1, 2, 4 … seconds
-               .stop(names)                 SIGTERM to each, SIGKILL to the groups of those that outlive their grace
+               .wait_until(condition, …)    unless something fails meanwhile
+               .drain(name), .stop(names)   SIGTERM, SIGKILL to the groups of those that outlive their grace
 
 Terminal signals do not reach the children (they are in other process groups): the launcher stops them in its own order.
 Everything here runs in the main thread, because the kernel's watch on the parent is a watch on the thread that forked.
@@ -15,14 +16,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline import die_with_parent
 from pipeline.errors import HeadraceError
 
-POLL_S = 0.05
+POLL_S = 0.05  # of a stop
+LOOK_S = 0.1  # of a wait
 
 
 class ProcessFailed(HeadraceError):
@@ -33,13 +35,15 @@ class ProcessFailed(HeadraceError):
 
 @dataclass(frozen=True)
 class Program:
-    """What to start: `env` goes on top of ours, `log` is appended to, `grace_s` are left to it after SIGTERM."""
+    """What to start: `env` goes on top of ours, `log` is appended to, `grace_s` are left to it after SIGTERM. One that
+    `serves` has failed even if it ends with 0."""
 
     name: str
     argv: Sequence[str]
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
     grace_s: float = 10
+    serves: bool = False
 
 
 @dataclass
@@ -148,37 +152,44 @@ class Supervisor:
                 del self._planned[name]
                 self.start(process.program, process.failures)
 
-    def drain(self, name: str) -> None:
-        """SIGTERM now, SIGKILL by check() after its grace; does not wait. The second call changes nothing."""
+    def wait_until(self, condition: Callable[[], bool], program: Program, timeout_s: float) -> None:
+        """Wait for what `program` does. Raises ProcessFailed if any process fails meanwhile, or it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            done = condition()
+            for exit in self.check():
+                if exit.returncode or exit.process.program.serves:
+                    raise ProcessFailed(str(exit))
+            if done:
+                return
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{program.name} took longer than {timeout_s:.0f} s{log_end(program.log)}")
+            time.sleep(LOOK_S)
+
+    def drain(self, name: str, grace_s: float | None = None) -> None:
+        """SIGTERM now, SIGKILL by check() after its grace, which `grace_s` shortens; does not wait. Repeated, it
+        changes nothing but the grace."""
         self._planned.pop(name, None)
         process = self.processes.get(name)
-        if process is not None and process.deadline is None:
+        if process is None:
+            return
+        if process.deadline is None:
             process.terminate()
             process.deadline = time.monotonic() + process.program.grace_s
+        if grace_s is not None:
+            process.deadline = min(process.deadline, time.monotonic() + grace_s)
 
     def stop(self, names: Iterable[str] | None = None, grace_s: float | None = None) -> None:
-        """SIGTERM to each of `names` (None: all), then SIGKILL to the groups of those that outlive their grace.
-
-        `grace_s` shortens the programs' own grace.
-        """
+        """Drain `names` (None: all) and wait until they are gone."""
         names = self.names if names is None else set(names)
-        for name in names & self._planned.keys():
-            del self._planned[name]
-        chosen = [self.processes[name] for name in names & self.processes.keys()]
-        for process in chosen:
-            process.terminate()
-        begun = time.monotonic()
-        while not self.hurry and any(
-            p.running and time.monotonic() - begun < _least(p.program.grace_s, grace_s) for p in chosen
-        ):
+        for name in names:
+            self.drain(name, grace_s)
+        while names & self.processes.keys():
+            if self.hurry:
+                for name in names & self.processes.keys():
+                    self.processes[name].deadline = 0.0
+            self.check()
             time.sleep(POLL_S)
-        for process in chosen:
-            process.kill_group()
-            del self.processes[process.program.name]
-
-
-def _least(own: float, given: float | None) -> float:
-    return own if given is None else min(own, given)
 
 
 def log_end(log: Path, lines: int = 15) -> str:
