@@ -37,9 +37,15 @@ def main() -> None:
         _fail(error, 2)
     except HeadraceError as error:
         _fail(error, 1)
+    except Exception as error:
+        from redis import RedisError  # not at the top: --help need not wait for it
+
+        if not isinstance(error, RedisError):
+            raise
+        _fail(f"Redis does not answer as it should: {error}; start it again, then this command", 1)
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: Exception | str, code: int) -> None:
     click.echo(f"headrace: {error}", err=True)
     sys.exit(code)
 
@@ -112,11 +118,12 @@ def up(run_toml, overrides, redis_url):
 
 @cli.command()
 @run_argument
-def down(run):
+@json_option
+def down(run, as_json):
     """Stop a run that is up, in order; it can be resumed."""
     from pipeline import reports
 
-    click.echo(reports.down(run))
+    _tell(reports.down(run), as_json)
 
 
 @cli.command()
@@ -136,7 +143,7 @@ def status(run, redis_url, as_json):
 @redis_option
 @json_option
 def buffers(run, redis_url, as_json):
-    """The staleness buffers: state, finished, in flight."""
+    """The staleness buffers: state, entries occupied and reserved."""
     from pipeline import reports
 
     with reports.ledger_of(run, redis_url) as ledger:
@@ -197,24 +204,26 @@ def workers_list(run, redis_url, as_json):
 @click.argument("count", type=click.IntRange(min=0))
 @run_argument
 @redis_option
-def scale(count, run, redis_url):
+@json_option
+def scale(count, run, redis_url, as_json):
     """Have COUNT workers in a run that `headrace up` runs; those too many finish what they have first."""
     from pipeline import reports
 
     with reports.ledger_of(run, redis_url, up=True) as ledger:
-        click.echo(reports.scale(ledger, count))
+        _tell(reports.scale(ledger, count), as_json)
 
 
 @workers.command()
 @click.argument("worker")
 @run_argument
 @redis_option
-def drain(worker, run, redis_url):
+@json_option
+def drain(worker, run, redis_url, as_json):
     """Let one WORKER (a name of `workers list`) finish what it has and end."""
     from pipeline import reports
 
     with reports.ledger_of(run, redis_url) as ledger:
-        click.echo(reports.drain(ledger, worker))
+        _tell(reports.drain(ledger, worker), as_json)
 
 
 @cli.command()
@@ -252,7 +261,7 @@ def coordinator(run_toml, engine_urls, redis_url):
     _with_redis(redis_url)
     from pipeline.watch import watch
 
-    return watch(run_toml, engine_urls)
+    return watch(_resolved(run_toml), engine_urls)
 
 
 @cli.command()
@@ -282,16 +291,16 @@ def train(run_toml, redis_url):
 @click.argument("run_toml", type=RUN_TOML)
 def cold_start(run_toml):
     """Make version 0: the model made on the spot if there is none, fine-tuned on scripted traces if asked for."""
-    from pipeline import programs
+    from pipeline import version_0
     from pipeline.config import load
+    from pipeline.launch import step
+    from pipeline.supervisor import Supervisor
 
-    path = _resolved(run_toml)
-    config = load(path)
-    if config.cold_start is not None and not (config.folder / "traces.bin").exists():
-        argv = [*programs.PYTHON, "-m", "workers.traces", str(path)]
-        subprocess.run(argv, check=True, env=programs.inherited(programs.environment()))
-    program = programs.cold_start(config)
-    programs.become(program.argv, program.env)
+    supervisor = Supervisor()
+    try:
+        version_0.make(load(_resolved(run_toml)), supervisor, step)
+    finally:
+        supervisor.stop()
 
 
 @cli.command()
@@ -299,8 +308,9 @@ def cold_start(run_toml):
 @click.option("--engine", "engine_urls", multiple=True, metavar="URL", help="An SGLang server; else engines.urls.")
 def values(run_toml, engine_urls):
     """Score every prompt a few times before training, for its first value."""
-    engines = [argument for url in engine_urls for argument in ("--engine", url)]
-    _become(None, "workers.evaluate", "values", _resolved(run_toml), *engines)
+    from pipeline.programs import engine_arguments
+
+    _become(None, "workers.evaluate", "values", _resolved(run_toml), *engine_arguments(engine_urls))
 
 
 @cli.command()
@@ -344,6 +354,11 @@ def _show(result, as_json: bool) -> None:
     from pipeline import reports
 
     click.echo(json.dumps(result, default=str) if as_json else reports.table(result))
+
+
+def _tell(result: dict, as_json: bool) -> None:
+    """What was done: its `message` for a person."""
+    click.echo(json.dumps(result) if as_json else result["message"])
 
 
 if __name__ == "__main__":

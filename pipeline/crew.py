@@ -13,8 +13,9 @@ from redis import Redis
 
 from pipeline import keys, programs
 from pipeline.config import Config
-from pipeline.coordinator import Coordinator
 from pipeline.engine_processes import EngineProcess
+from pipeline.errors import UnknownRun
+from pipeline.ledger_view import LedgerView
 from pipeline.supervisor import Exit, ProcessFailed, Supervisor
 
 RESTARTS = {"coordinator": 5, "worker": 5, "engine": 3, "trainer": 2}  # in a row
@@ -52,6 +53,7 @@ class Crew:
     say: Callable[[str], None]
     trained: bool = False
     _drained: set[str] = field(default_factory=set)
+    _exits: list[Exit] = field(default_factory=list)  # not dealt with yet: Redis may be away meanwhile
 
     def start(self) -> None:
         urls = self.config.engines.urls or [engine.url for engine in self.engines]
@@ -61,16 +63,12 @@ class Crew:
 
     def look(self) -> None:
         """Notice what ended and what is wanted. Raises ProcessFailed for what cannot be started again."""
-        for exit in self.supervisor.check():
-            self._ended(exit)
+        self._exits += self.supervisor.check()
+        while self._exits:
+            self._ended(self._exits[0])
+            self._exits.pop(0)
         self.supervisor.restart_due()
         self._follow_wanted()
-
-    def stop(self, grace_s: float | None = None) -> None:
-        """Workers drain while the trainer writes its checkpoint; then the coordinator goes."""
-        working = [name for name in self.supervisor.names if role(name) in ("worker", "trainer")]
-        self.supervisor.stop(working, grace_s)
-        self.supervisor.stop(["coordinator"])
 
     def _ended(self, exit: Exit) -> None:
         kind = role(exit.name)
@@ -82,6 +80,8 @@ class Crew:
             return
         elif exit.returncode == WRONG_SETTINGS:
             raise ProcessFailed(str(exit))
+        elif why := self._fields().get("stopped"):
+            raise ProcessFailed(f"the run has stopped itself: {why}")
         elif (pause := self.supervisor.restart_later(exit, RESTARTS[kind])) is None:
             raise ProcessFailed(f"{exit}\nit failed {RESTARTS[kind] + 1} times in a row")
         else:
@@ -89,8 +89,13 @@ class Crew:
 
     def _all_updates_made(self) -> bool:
         """A trainer that somebody else stopped ends well too."""
-        version = int(Coordinator(self.client, self.config.run.name).fields()["version"])
-        return version >= self.config.run.total_steps
+        return int(self._fields().get("version", 0)) >= self.config.run.total_steps
+
+    def _fields(self) -> dict[str, str]:
+        try:
+            return LedgerView(self.client, self.config.run.name).fields()
+        except UnknownRun:  # not made yet, or lost; the coordinator makes it (again)
+            return {}
 
     def _follow_wanted(self) -> None:
         wanted = set(wanted_workers(self.client, self.config.run.name))

@@ -1,7 +1,7 @@
 """The live picture of a run, for a terminal of 80×24 or larger; one plain line every few seconds elsewhere.
 
-    Redis ──Watch.read()──▶ Snapshot ──render()──▶ rich        c.status(), c.buffers(), metrics, evaluations, processes
-                                     └─plain()──▶ one line
+    Redis ──Snapshots.read()──▶ Snapshot ──render()──▶ rich       status, buffers, metrics, evaluations, processes
+                                         └─plain()──▶ one line
 
 All it knows comes from Redis, so that anybody who reaches the ledger can draw the same picture.
 """
@@ -14,8 +14,8 @@ from typing import Any
 from redis import Redis
 
 from pipeline import evals
-from pipeline.coordinator import Coordinator
 from pipeline.errors import UnknownRun
+from pipeline.ledger_view import LedgerView
 from pipeline.progress import read_metrics, read_processes
 
 REFRESH_S = 0.5
@@ -47,7 +47,7 @@ class Snapshot:
 
 
 @dataclass
-class Watch:
+class Snapshots:
     """Reads snapshots of one run; remembers the metrics it has read."""
 
     client: Redis
@@ -59,7 +59,7 @@ class Watch:
     _after: str = "0-0"
 
     def read(self) -> Snapshot:
-        ledger = Coordinator(self.client, self.run)
+        ledger = LedgerView(self.client, self.run)
         new, self._after = read_metrics(self.client, self.run, self._after)
         self._metrics = (self._metrics + new)[-self.keep :]
         return Snapshot(
@@ -75,10 +75,10 @@ class Watch:
 
 
 class Display:
-    """`with Display(watch) as display:` and call `display.refresh()` in the launcher's loop; `say` prints above it."""
+    """`with Display(snapshots) as display:`, then `display.refresh()` in a loop; `display.say` prints above it."""
 
-    def __init__(self, watch: Watch, terminal: bool | None = None):
-        self._watch = watch
+    def __init__(self, snapshots: Snapshots, terminal: bool | None = None):
+        self._snapshots = snapshots
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
         self._next = 0.0
         self._live = None
@@ -102,7 +102,7 @@ class Display:
             return
         self._next = time.monotonic() + (REFRESH_S if self._terminal else PLAIN_S)
         try:
-            snapshot = self._watch.read()
+            snapshot = self._snapshots.read()
         except UnknownRun:  # the coordinator has not made it yet
             return
         if self._live:
@@ -155,7 +155,7 @@ def render(s: Snapshot, height: int = 24):
         lines[-1].append(f"   {s.last['tokens_per_second']:,.0f} trained")
     lines.append(label("staleness").append(histogram(s.last.get("staleness", {}))))
     lines.append(Text())
-    lines.append(label("buffers").append("█ finished ", "green").append("█ in flight", "yellow"))
+    lines.append(label("buffers").append("█ occupied ", "green").append("█ reserved", "yellow"))
     for view in [view for view in s.buffers if view.state != "CONSUMED"][:4]:
         lines.append(buffer_line(view))
     lines.append(Text())

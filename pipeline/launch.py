@@ -1,8 +1,8 @@
 """`headrace up`: everything a run needs on one machine, in order, until it is done or stopped.
 
-    check ─▶ folder ─▶ Redis ─▶ model ─┬▶ engines start ─────────────────────┬▶ values ─▶ coordinator, workers, trainer
-                                       └▶ traces ─▶ cold start (weights/0) ──┘            with a live display
-    at the end, or on Ctrl-C:   workers and trainer ─▶ coordinator ─▶ engines ─▶ Redis
+    check ─▶ folder ─▶ Redis ─▶ version 0 ────────────────────▶ values ─▶ coordinator, workers, trainer
+                                  └ its model ─▶ engines start ─┘           with a live display
+    at the end, or on Ctrl-C:   workers, trainer, coordinator ─▶ engines, once no worker needs them ─▶ Redis
 
 What is there already is not made again: the same command resumes. A process that dies is started again, a few times;
 the ledger and the checkpoints keep what it had done. What cannot be repaired is one message with the end of a log.
@@ -13,34 +13,38 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import redis
 
-from pipeline import evals, programs, summary
+from pipeline import evals, programs, summary, version_0
 from pipeline.config import Config, load
+from pipeline.config_rules import unwise
+from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role
-from pipeline.display import Display, Watch
-from pipeline.engine_processes import EngineProcess, answers, engine_processes, load_version
-from pipeline.errors import ConfigError, HeadraceError
+from pipeline.display import Display, Snapshots
+from pipeline.engine_processes import EngineProcess, engine_processes, load_version, wait_until_up
+from pipeline.errors import ConfigError, HeadraceError, UnknownRun
+from pipeline.ledger_view import LedgerView
 from pipeline.model_folder import check_model_folder
-from pipeline.redis_server import RedisServer, connect, find_binary, find_url
+from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
 from pipeline.run_folder import Lock, locked, open_folder
-from pipeline.supervisor import ProcessFailed, Program, Supervisor, log_end
+from pipeline.supervisor import Supervisor
 
-PREPARATION_TIMEOUT_S = 24 * 3600  # of a cold start, of the values; their own settings bound them more closely
-REDIS_AWAY_S = 30
+VALUES_S = 24 * 3600.0  # engines that hang end them sooner, by rollout.request_timeout_s
 LOOP_S = 0.1
-VERSION_0 = Path("weights", "0")
+LAST_GRACE_S = 2  # when the last update is made, nothing that is still in flight will be trained
 
 
 def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
     """Run `path` to its end; returns the exit code. Raises HeadraceError for what cannot be repaired."""
     config = load(path, overrides)
     engines = check(config, redis_url)
+    for warning in unwise(config):
+        print(f"warning: {warning}", flush=True)
     with locked(config.folder) as lock:
-        open_folder(config)
+        open_folder(config, rewrite=True)
         if summary.is_finished(config):
             print(f"the run {config.run.name!r} is finished: {config.run.total_steps} updates")
             print(summary.text(config))
@@ -52,9 +56,7 @@ def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
                 launch.prepare()
                 launch.train()
             except KeyboardInterrupt:
-                print(
-                    "\nstopping: workers finish what they have (Ctrl-C once more ends everything at once)", flush=True
-                )
+                print("\nstopping: what is in work is finished (Ctrl-C once more ends everything at once)", flush=True)
                 launch.stop()
                 print(f"stopped; nothing is lost. `{again}` goes on", flush=True)
                 return 130
@@ -78,7 +80,7 @@ def check(config: Config, redis_url: str | None) -> list[EngineProcess]:
     }.items():
         if data is not None and not data.is_file():
             raise ConfigError(f"{name} = {data}: no such file; expected JSON lines, one problem each")
-    if find_url(redis_url or config.redis.url) is None:
+    if find_url(redis_url, config.redis.url) is None:
         find_binary()
     return engine_processes(config)
 
@@ -92,9 +94,8 @@ class Launch:
         self._lock = lock
         self._supervisor = Supervisor()
         self._server: RedisServer | None = None
-        self._url = find_url(redis_url or config.redis.url)
+        self._url = find_url(redis_url, config.redis.url)
         self._begun = time.monotonic()
-        self._away_since: float | None = None  # when Redis stopped to answer
         self._stopping = False
 
     @property
@@ -124,30 +125,16 @@ class Launch:
 
     def prepare(self) -> None:
         """Everything up to version 0 and the prompts' first values."""
-        config, folder, run_toml = self.config, self.config.folder, programs.run_toml(self.config)
-        print(f"run {config.run.name}: all that it writes is in {folder}, its logs in {folder / 'logs'}", flush=True)
-        with self._step("Redis"):
+        config = self.config
+        print(f"run {config.run.name}: all that it writes is in {config.folder}, logs in {config.folder / 'logs'}")
+        with step("Redis"):
             self._start_redis()
-        if config.model.path is None and not (config.model_path / "config.json").exists():
-            with self._step("model made on the spot"):
-                self._to_its_end(programs.module(config, "model", "trainer.cold_start", "--model-only", run_toml))
-        for engine in self._engines:
-            self._supervisor.start(engine.program)
-        if config.cold_start is not None and not (folder / "traces.bin").exists():
-            with self._step("traces for the cold start"):
-                self._to_its_end(programs.module(config, "traces", "workers.traces", run_toml))
-        if not any(folder.glob("weights/*/manifest.json")):  # version 0 itself may have been outlived by newer ones
-            with self._step("cold start" if config.cold_start else "version 0"):
-                self._to_its_end(programs.cold_start(config))
-        with self._step("SGLang"):
-            deadline = time.monotonic() + config.engines.start_timeout_s
-            for engine in self._engines:
-                self._wait_for(lambda url=engine.url: answers(url), deadline, engine.program)
-        if config.advantage.offline_rollouts and not (folder / "values.done").exists():
-            with self._step(f"first values: {config.advantage.offline_rollouts} rollouts a prompt"):
-                self._load_version_0()
-                self._to_its_end(programs.values(config, self._engine_urls))
-                (folder / "values.done").touch()
+        version_0.make(config, self._supervisor, step, self._start_engines)
+        with step("SGLang"):
+            wait_until_up(self._engines, self._supervisor, config.engines.start_timeout_s)
+        if config.advantage.offline_rollouts and not self._in_ledger():  # the ledger has all first values, or none
+            with step(f"first values: {config.advantage.offline_rollouts} rollouts a prompt"):
+                self._score_prompts()
 
     def _start_redis(self) -> None:
         if self._url is None:
@@ -156,28 +143,22 @@ class Launch:
         self._client = connect(self._url)
         self._lock.write(redis=self._url)
 
-    def _to_its_end(self, program: Program) -> None:
-        """Run a process that ends by itself."""
-        process = self._supervisor.start(program)
-        self._wait_for(lambda: not process.running, time.monotonic() + PREPARATION_TIMEOUT_S, program)
+    def _start_engines(self) -> None:
+        for engine in self._engines:
+            self._supervisor.start(engine.program)
 
-    def _wait_for(self, condition: Callable[[], bool], deadline: float, program: Program) -> None:
-        """Wait for what `program` does. Raises ProcessFailed if any process fails meanwhile, or the time is over."""
-        while not condition():
-            self._fail_if_any_failed()
-            if time.monotonic() > deadline:
-                raise ProcessFailed(f"{program.name} took too long{log_end(program.log)}")
-            time.sleep(LOOP_S)
-        self._fail_if_any_failed()
+    def _in_ledger(self) -> bool:
+        try:
+            return bool(LedgerView(self._client, self.config.run.name).fields())
+        except UnknownRun:
+            return False
 
-    def _fail_if_any_failed(self) -> None:
-        for exit in self._supervisor.check():
-            if exit.returncode or exit.name.startswith("engine"):
-                raise ProcessFailed(str(exit))
-
-    def _load_version_0(self) -> None:
+    def _score_prompts(self) -> None:
+        """Rollouts of version 0 for every prompt that has none in values.jsonl yet."""
         for url in self._engine_urls:
-            load_version(url, self.config.folder / VERSION_0, self.config)
+            load_version(url, self.config.folder / "weights" / "0", self.config)
+        values = self._supervisor.start(programs.values(self.config, self._engine_urls))
+        self._supervisor.wait_until(lambda: not values.running, values.program, VALUES_S)
 
     @property
     def _engine_urls(self) -> list[str]:
@@ -188,22 +169,29 @@ class Launch:
     def train(self) -> None:
         """Coordinator, workers and trainer, until the trainer has made its last update and that is evaluated."""
         run = self.config.run
-        watch = Watch(self._client, run.name, run.total_steps, self._begun)
-        with Display(watch) as display:
+        if self._in_ledger():  # a run that stopped itself goes on, because a person has started it again
+            patient(Coordinator(self._client, run.name).resume)
+        with Display(Snapshots(self._client, run.name, run.total_steps, self._begun)) as display:
             crew = Crew(self.config, self._supervisor, self._client, self._url, self._engines, display.say)
-            crew.start()
+            patient(crew.start)
             done, deadline = False, float("inf")
             while not done:
-                with self._redis_may_be_away(display.say):
-                    crew.look()
-                    display.refresh()
-                    if crew.trained:
-                        deadline = min(deadline, time.monotonic() + self._last_evaluation_s)
-                        done = self._evaluated() or time.monotonic() > deadline
+                patient(lambda: self._look(crew, display), say=display.say)
+                if crew.trained:
+                    deadline = min(deadline, time.monotonic() + self._last_evaluation_s)
+                    done = patient(self._evaluated, say=display.say) or time.monotonic() > deadline
                 time.sleep(LOOP_S)
-            display.refresh(now=True)
+            with contextlib.suppress(redis.RedisError):
+                display.refresh(now=True)
         self._stopping = True
-        crew.stop(grace_s=2)  # nothing that is still in flight will be trained
+        self._supervisor.stop((name for name in self._supervisor.names if role(name) == "worker"), LAST_GRACE_S)
+
+    def _look(self, crew: Crew, display: Display) -> None:
+        if self._server is not None and not self._server.running:
+            display.say("Redis has ended; it starts again with all that was written")
+            self._server = RedisServer.start(self._server.folder, self._server.port)
+        crew.look()
+        display.refresh()
 
     @property
     def _last_evaluation_s(self) -> float:
@@ -215,40 +203,26 @@ class Launch:
         last = evals.read(self._client, self.config.run.name, self.config.run.total_steps)
         return last is not None and last.over
 
-    @contextlib.contextmanager
-    def _redis_may_be_away(self, say: Callable[[str], None]) -> Iterator[None]:
-        """The embedded server is started again at once; another one has REDIS_AWAY_S to come back."""
-        try:
-            yield
-            self._away_since = None
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            if self._away_since is None:
-                self._away_since = time.monotonic()
-                say(f"Redis does not answer at {self._url}: {error}")
-            if self._server is not None and not self._server.running:
-                say("Redis has ended; it starts again with all that was written")
-                self._server = RedisServer.start(self._server.folder, self._server.port)
-            elif time.monotonic() - self._away_since > REDIS_AWAY_S:
-                raise HeadraceError(f"Redis has not answered at {self._url} for {REDIS_AWAY_S} s: {error}") from None
-
     # -- the end
 
     def stop(self) -> None:
-        """Everything, in order; Redis last. Called twice, it does nothing."""
+        """Everything at once, but the engines when no worker needs them any more, and Redis last."""
         self._stopping = True
-        names = self._supervisor.names
-        self._supervisor.stop(name for name in names if role(name) in ("worker", "trainer"))
-        self._supervisor.stop(["coordinator"])
+        for name in self._supervisor.names:
+            if role(name) != "engine":
+                self._supervisor.drain(name)
+        self._supervisor.stop(name for name in self._supervisor.names if role(name) == "worker")
         self._supervisor.stop()
         if self._server is not None:
             self._server.stop()
             self._server = None
 
-    @contextlib.contextmanager
-    def _step(self, title: str) -> Iterator[None]:
-        """One line: what was done and how long it took."""
-        begun = time.monotonic()
-        if sys.stdout.isatty():
-            print(f"  {title} …", end="\r", flush=True)
-        yield
-        print(f"  {title:<44} {time.monotonic() - begun:5.1f} s", flush=True)
+
+@contextlib.contextmanager
+def step(title: str) -> Iterator[None]:
+    """One line: what was done and how long it took."""
+    begun = time.monotonic()
+    if sys.stdout.isatty():
+        print(f"  {title} …", end="\r", flush=True)
+    yield
+    print(f"  {title:<44} {time.monotonic() - begun:5.1f} s", flush=True)

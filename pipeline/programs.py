@@ -1,7 +1,7 @@
 """The command line and the environment of every process of a run.
 
     coordinator ×1 · worker-0 … worker-N · trainer ×1 (torchrun, when it has several ranks)      run together
-    traces → cold-start → values                                                                run once, before
+    cold-start + traces → values                                                                run once, before
 
 All are given the resolved run.toml and the address of Redis in REDIS_URL, log to {run folder}/logs/{name}.log and see
 only the GPUs that are theirs. PYTHONSAFEPATH keeps a user's own trainer.py in this folder from being taken for ours.
@@ -17,6 +17,7 @@ from pipeline.config import Config
 from pipeline.supervisor import Program
 
 PYTHON = [sys.executable, "-u"]
+TRAINER_GRACE_S = 600  # SIGTERM: it finishes its update and writes a checkpoint, which takes a large model minutes
 
 
 def environment(threads: int = 1, gpus: Sequence[int] = (), redis_url: str | None = None) -> dict[str, str]:
@@ -39,16 +40,20 @@ def module(
     return Program(name, argv, log_of(config, name), environment(redis_url=redis_url), grace_s)
 
 
+def traces(config: Config) -> Program:
+    """Waits for the model's tokenizer; then writes traces.bin."""
+    return module(config, "traces", "workers.traces", run_toml(config))
+
+
 def cold_start(config: Config) -> Program:
-    """Fine-tunes on one of the trainer's GPUs; then writes version 0."""
+    """Makes the model; then waits for the traces, fine-tunes on one of the trainer's GPUs and writes version 0."""
     argv = [*PYTHON, "-m", "trainer.cold_start", str(run_toml(config))]
     variables = environment(config.trainer.threads, config.trainer.gpus[:1])
     return Program("cold-start", argv, log_of(config, "cold-start"), variables)
 
 
 def values(config: Config, engine_urls: Sequence[str]) -> Program:
-    engines = [argument for url in engine_urls for argument in ("--engine", url)]
-    return module(config, "values", "workers.evaluate", "values", run_toml(config), *engines)
+    return module(config, "values", "workers.evaluate", "values", run_toml(config), *engine_arguments(engine_urls))
 
 
 def log_of(config: Config, name: str) -> Path:
@@ -60,8 +65,12 @@ def run_toml(config: Config) -> Path:
 
 
 def coordinator(config: Config, redis_url: str, engine_urls: Sequence[str]) -> Program:
-    engines = [argument for url in engine_urls for argument in ("--engine", url)]
+    engines = engine_arguments(engine_urls)
     return module(config, "coordinator", "pipeline.cli", "coordinator", run_toml(config), *engines, redis_url=redis_url)
+
+
+def engine_arguments(urls: Sequence[str]) -> list[str]:
+    return [argument for url in urls for argument in ("--engine", url)]
 
 
 def worker(config: Config, name: str, redis_url: str) -> Program:
@@ -72,8 +81,7 @@ def worker(config: Config, name: str, redis_url: str) -> Program:
 
 def trainer(config: Config, redis_url: str) -> Program:
     variables = environment(config.trainer.threads, config.trainer.gpus, redis_url)
-    # SIGTERM: the trainer finishes its update and writes a checkpoint
-    return Program("trainer", trainer_argv(config), log_of(config, "trainer"), variables, grace_s=60)
+    return Program("trainer", trainer_argv(config), log_of(config, "trainer"), variables, TRAINER_GRACE_S)
 
 
 def trainer_argv(config: Config) -> list[str]:

@@ -1,6 +1,6 @@
 """What `headrace status | buffers | events | prompts | workers` answer: read from Redis, shown as text or JSON.
 
-run's name ─▶ run.toml ─▶ Redis: --redis, REDIS_URL, redis.url, the server of the `headrace up` that runs,
+run's name ─▶ run.toml ─▶ Redis: --redis, REDIS_URL, redis.url; else the server of the `headrace up` that runs;
                                  else the run's own files, served for the moment of the answer
 """
 
@@ -8,21 +8,22 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import redis
 
-from pipeline import evals
+from pipeline import evals, keys
 from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from pipeline.crew import scaled, want_workers, wanted_workers
 from pipeline.errors import HeadraceError
+from pipeline.programs import TRAINER_GRACE_S
 from pipeline.progress import read_processes
 from pipeline.redis_server import RedisServer, connect, find_url
 from pipeline.run_folder import find_run, holder_of, locked
 
-DOWN_TIMEOUT_S = 120
+DOWN_TIMEOUT_S = TRAINER_GRACE_S + 60
 
 
 @contextlib.contextmanager
@@ -35,15 +36,15 @@ def ledger_of(run: str | None, redis_url: str | None = None, up: bool = False) -
     holder = holder_of(config.folder)
     if up and holder is None:
         raise HeadraceError(f"the run {config.run.name!r} is not up; `headrace up` starts it")
-    url = find_url(redis_url or config.redis.url) or (holder or {}).get("redis")
+    url = find_url(redis_url, config.redis.url) or (holder or {}).get("redis")
     with contextlib.ExitStack() as stack:
         if url is None:
             url = stack.enter_context(_served(config))
         client = stack.enter_context(connect(url, timeout_s=5))
         try:
             yield Coordinator(client, config.run.name)
-        except redis.ConnectionError as error:
-            raise HeadraceError(f"Redis at {url} has gone away: {error}") from None
+        except redis.RedisError as error:
+            raise HeadraceError(f"Redis at {url} does not answer as it should: {error}") from None
 
 
 @contextlib.contextmanager
@@ -54,7 +55,7 @@ def _served(config: Config) -> Iterator[str]:
             f"the run {config.run.name!r} has no Redis: it was never up here. `headrace up` starts it; "
             "--redis URL or REDIS_URL names a server elsewhere"
         )
-    with locked(config.folder):
+    with locked(config.folder, report=True):
         server = RedisServer.start(config.folder / "redis")
         try:
             yield server.url
@@ -95,8 +96,6 @@ def buffers(ledger: Coordinator) -> list[dict[str, Any]]:
 
 def events(ledger: Coordinator, count: int, follow: bool) -> Iterator[dict[str, Any]]:
     """The newest `count` events, oldest first; then, if `follow`, those to come."""
-    from pipeline import keys
-
     last = "0"
     for id, fields in reversed(ledger.client.xrevrange(keys.events(ledger.run), count=count)):
         last = id.decode()
@@ -127,7 +126,7 @@ def workers(ledger: Coordinator) -> list[dict[str, Any]]:
     doing = {process["name"]: process for process in processes(ledger) if process["role"] == "worker"}
     rows = []
     for worker in ledger.workers():
-        process = doing.get(_process_of(worker["name"], doing), {})
+        process = doing.get(_process_of(worker["name"]), {})
         rows.append(
             {
                 "worker": worker["name"],
@@ -140,38 +139,40 @@ def workers(ledger: Coordinator) -> list[dict[str, Any]]:
     return rows
 
 
-def scale(ledger: Coordinator, count: int) -> str:
+def scale(ledger: Coordinator, count: int) -> dict[str, Any]:
     """Tell the local launcher how many workers to keep."""
     before = wanted_workers(ledger.client, ledger.run)
     after = scaled(before, count)
     want_workers(ledger.client, ledger.run, after)
-    return f"workers: {len(before)} → {count}; `headrace workers list {ledger.run}` shows them"
+    message = f"workers: {len(before)} → {count}; `headrace workers list {ledger.run}` shows them"
+    return {"message": message, "run": ledger.run, "before": before, "workers": after}
 
 
-def drain(ledger: Coordinator, worker: str) -> str:
+def drain(ledger: Coordinator, worker: str) -> dict[str, Any]:
     """Drain one worker, by its name or the name of its incarnation."""
     known = [w["name"] for w in ledger.workers()]
-    matching = [name for name in known if name == worker or _process_of(name, [worker])]
+    matching = [name for name in known if worker in (name, _process_of(name))]
     if not matching:
         raise HeadraceError(f"no worker {worker!r}; there are {', '.join(known) or 'none'}")
     for name in matching:
         ledger.drain(name)
-    return f"{', '.join(matching)} finishes what it has and ends"
+    return {"message": f"{', '.join(matching)} finishes what it has and ends", "run": ledger.run, "workers": matching}
 
 
-def down(run: str | None) -> str:
+def down(run: str | None) -> dict[str, Any]:
     """SIGTERM to the `headrace up` of the run, and wait until it has stopped everything."""
     config = find_run(run)
     holder = holder_of(config.folder)
     if holder is None:
-        return f"the run {config.run.name!r} is not up"
+        return {"message": f"the run {config.run.name!r} is not up", "run": config.run.name, "was_up": False}
     os.kill(int(holder["pid"]), signal.SIGTERM)
     deadline = time.monotonic() + DOWN_TIMEOUT_S
     while holder_of(config.folder) is not None:
         if time.monotonic() > deadline:
             raise HeadraceError(f"process {holder['pid']} has not ended within {DOWN_TIMEOUT_S} s of SIGTERM")
         time.sleep(0.1)
-    return f"the run {config.run.name!r} is down; `headrace up` goes on"
+    message = f"the run {config.run.name!r} is down; `headrace up` goes on"
+    return {"message": message, "run": config.run.name, "was_up": True}
 
 
 def table(result: dict[str, Any] | list[dict[str, Any]]) -> str:
@@ -204,6 +205,6 @@ def _cell(value: Any) -> str:
     return "-" if value in ("", None) else str(value)
 
 
-def _process_of(incarnation: str, names: Iterable[str]) -> str | None:
+def _process_of(incarnation: str) -> str:
     """The process whose incarnation this is: `worker-0` of `worker-0-3fa9…`."""
-    return next((name for name in names if incarnation == name or incarnation.startswith(f"{name}-")), None)
+    return incarnation.rpartition("-")[0]

@@ -1,7 +1,8 @@
 """The folder that a run writes, {run.folder}/{run.name}, and who may write it.
 
 demo.toml ──open_folder()──▶ runs/demo/run.toml     the resolved settings, which every process of the run is given
-                             runs/demo/up.lock      held by the one `headrace up` that runs; says how to reach it
+                             runs/demo/up.lock      held by the one `headrace up` that runs; says how to reach it.
+                                                    A report on a run that is not up holds it for a moment too
 "demo", demo.toml or nothing ──find_run()──▶ Config  of the run that a report is about
 """
 
@@ -9,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from pipeline.config import Config, load
 from pipeline.errors import ConfigError, HeadraceError
 
 LOCK = "up.lock"
+REPORT_S = 30.0  # a report holds the lock for less
+POLL_S = 0.05
 
 
 class AlreadyUp(HeadraceError):
@@ -25,16 +29,16 @@ class AlreadyUp(HeadraceError):
     code = "UP"
 
 
-def open_folder(config: Config) -> Path:
+def open_folder(config: Config, rewrite: bool = False) -> Path:
     """Make the run's folder and write its run.toml; returns the path of run.toml.
 
-    A folder that exists goes on with the same run. Raises ConfigError, with every differing key, if it was made with
+    A folder that exists goes on with the same run, and keeps its run.toml unless `rewrite`: `headrace up` alone decides
+    what may change. Raises ConfigError, with every differing key, if it was made with
     other settings than `config`; addresses, ports, counts of processes and total_steps may change.
     """
     path = config.folder / "run.toml"
     if path.exists():
-        existing = load(path)
-        if differences := existing.differences(config):
+        if differences := load(path).differences(config):
             raise ConfigError(
                 f"the run {config.run.name!r} exists in {config.folder} with other settings:\n"
                 + "\n".join(f"    {line}" for line in differences)
@@ -42,33 +46,56 @@ def open_folder(config: Config) -> Path:
             )
     elif config.folder.exists() and any(entry.name != LOCK for entry in config.folder.iterdir()):
         raise ConfigError(f"{config.folder} exists, but is no run's folder (no run.toml); choose another run.name")
-    config.folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".toml.new")
-    draft.write_text(config.to_toml())
-    draft.rename(path)
+    if rewrite or not path.exists():
+        config.folder.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".run.toml-{os.getpid()}")
+        draft.write_text(config.to_toml())
+        draft.rename(path)
     return path
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator["Lock"]:
-    """Hold the run's folder; the kernel lets go of it whenever and however this process ends. Raises AlreadyUp."""
+def locked(folder: Path, report: bool = False) -> Iterator["Lock"]:
+    """Hold the run's folder; the kernel lets go of it whenever and however this process ends. Raises AlreadyUp.
+
+    report: for the moment of an answer; whoever comes meanwhile waits for it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + REPORT_S
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = holder_of(folder) or {}
-            raise AlreadyUp(
-                f"{folder} is up already, as process {holder.get('pid', '?')}; "
-                f"watch it with `headrace status {folder.name}`, stop it with `headrace down {folder.name}`"
-            ) from None
+        while not _taken(file):
+            holder = _facts(folder)
+            if not holder.get("report") or time.monotonic() > deadline:
+                raise AlreadyUp(
+                    f"{folder} is up already, as process {holder.get('pid', '?')}; "
+                    f"watch it with `headrace status {folder.name}`, stop it with `headrace down {folder.name}`"
+                )
+            time.sleep(POLL_S)
         lock = Lock(file)
-        lock.write(pid=os.getpid())
+        lock.write(pid=os.getpid(), report=report)
         yield lock
         os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+def _taken(file: int, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What the holder wrote; it may be about to write it, or to take it back."""
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ValueError):
+            return json.loads((folder / LOCK).read_text())
+        time.sleep(POLL_S)
+    return {}
 
 
 class Lock:
@@ -91,15 +118,21 @@ def holder_of(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with contextlib.suppress(ValueError):
-            return json.loads(os.pread(file, 65536, 0))
-        return {}
-    else:
-        return None
+        if _taken(file, fcntl.LOCK_SH):
+            return None
+        holder = _facts(folder)
+        return holder if "pid" in holder and not holder["report"] else None
     finally:
         os.close(file)
+
+
+def wait_for(path: Path, timeout_s: float) -> None:
+    """Until another process of the run has made `path`, which appears whole. Raises HeadraceError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise HeadraceError(f"{path}: expected within {timeout_s:g} s, and nobody has made it; see the run's logs")
+        time.sleep(POLL_S)
 
 
 def find_run(given: str | None, runs: Path = Path("runs")) -> Config:

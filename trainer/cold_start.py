@@ -20,6 +20,7 @@ import torch
 from pipeline import data, trajectory_file
 from pipeline.config import ColdStart, Config, load
 from pipeline.errors import ConfigError, HeadraceError
+from pipeline.run_folder import wait_for
 from pipeline.trajectory import Trajectory
 from pipeline.weights import MANIFEST
 from trainer import checkpoint, tiny
@@ -31,6 +32,7 @@ CHECK_EVERY = 5  # steps; P(trace) can double within ten
 WARM_UP = 10  # steps
 HELD_OUT = 128  # traces at most
 PROBE_QUESTIONS = 8
+TRACES_S = 3600  # for `python -m workers.traces`, which may run beside this
 
 
 class ColdStartFailed(HeadraceError):
@@ -54,6 +56,7 @@ def prepare(config: Config, model_only: bool = False) -> None:
     device = torch.device("cuda" if config.trainer.gpus else "cpu")
     model = policy.load(config.model_path).to(device)
     if config.cold_start is not None:
+        wait_for(config.folder / "traces.bin", TRACES_S)
         fine_tune(model, trajectory_file.read(config.folder / "traces.bin"), config)
     probe = probe_tokens(config.model_path, "\n".join(questions[:PROBE_QUESTIONS]))
     write_weights(model, final, 0, config.model_path, config.model.dtype, probe)

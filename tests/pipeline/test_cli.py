@@ -1,19 +1,22 @@
 """The command line, as a person meets it: what it answers, what it refuses, with which exit code."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import redis
 
-from pipeline import crew
+from pipeline import crew, reports
 from pipeline.cli import main
 from pipeline.config import load
 from pipeline.coordinator import Coordinator
 from pipeline.progress import Progress
-from pipeline.run_folder import find_run, locked, open_folder
+from pipeline.redis_server import RedisServer
+from pipeline.run_folder import find_run, holder_of, locked, open_folder
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +43,6 @@ def headrace(monkeypatch, capsys):
 @pytest.fixture
 def ledger(headrace, redis_url, monkeypatch):
     """A run with three prompts, one of them in flight at worker-0, in a real Redis."""
-    import redis
-
     headrace("init", "small", "--recipe", "demo")
     config = load("small.toml")
     open_folder(config)
@@ -178,7 +179,10 @@ def test_events_are_one_line_each(headrace, ledger):
 def test_workers_are_listed_and_drained_by_their_name(headrace, ledger):
     rows = json.loads(headrace("workers", "list", "--json")[1])
     assert [(row["worker"], row["in flight"], row["draining"]) for row in rows] == [("worker-0-abc", 1, False)]
-    assert headrace("workers", "drain", "worker-0")[0] == 0
+    code, _, err = headrace("workers", "drain", "worker")
+    assert code == 1, "no prefix: the name of a process"
+    code, out, _ = headrace("workers", "drain", "worker-0", "--json")
+    assert (code, json.loads(out)["workers"]) == (0, ["worker-0-abc"])
     assert ledger.renew("worker-0-abc", []).drain
     code, _, err = headrace("workers", "drain", "worker-9")
     assert code == 1
@@ -192,6 +196,8 @@ def test_scaling_needs_a_run_that_is_up_and_keeps_the_names_there_are(headrace, 
     with locked(find_run("small").folder):
         crew.want_workers(ledger.client, "small", ["worker-1"])
         assert "workers: 1 → 3" in headrace("workers", "scale", "3", "small")[1]
+        scaled = json.loads(headrace("workers", "scale", "3", "small", "--json")[1])
+        assert scaled["before"] == scaled["workers"] == ["worker-1", "worker-0", "worker-2"]
         assert crew.wanted_workers(ledger.client, "small") == ["worker-1", "worker-0", "worker-2"]
         headrace("workers", "scale", "1")
         assert crew.wanted_workers(ledger.client, "small") == ["worker-1"]
@@ -229,6 +235,52 @@ def test_down_of_a_run_that_is_not_up_is_no_failure(headrace):
     code, out, _ = headrace("down", "mine")
     assert code == 0
     assert "is not up" in out
+    assert not json.loads(headrace("down", "mine", "--json")[1])["was_up"]
+
+
+def test_two_reports_on_a_run_that_is_not_up_wait_for_each_other(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    folder = load("mine.toml").folder
+    open_folder(load("mine.toml"))
+    server = RedisServer.start(folder / "redis")
+    with redis.Redis.from_url(server.url) as client:
+        Coordinator.create(client, "mine", load("mine.toml").ledger_settings)
+    server.stop()
+    argv = [sys.executable, "-m", "pipeline.cli", "buffers", "--json"]
+    both = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=60) for process in both]
+    assert [json.loads(out)[0]["buffer"] for out, _ in answers] == [0, 0], answers
+
+
+def test_a_run_is_not_up_while_a_report_holds_it(tmp_path):
+    with locked(tmp_path, report=True):
+        assert holder_of(tmp_path) is None
+    with locked(tmp_path):
+        assert holder_of(tmp_path)["pid"] == os.getpid()
+
+
+def test_one_process_alone_never_rewrites_what_up_has_written(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    config = load("mine.toml", ["run.total_steps=7"])
+    path = open_folder(config, rewrite=True)
+    assert open_folder(load("mine.toml")) == path
+    assert load(path).run.total_steps == 7
+    open_folder(load("mine.toml"), rewrite=True)
+    assert load(path).run.total_steps == load("mine.toml").run.total_steps
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["run.toml"]
+
+
+def test_a_redis_that_refuses_is_one_message(headrace, monkeypatch):
+    def refuses(*_):
+        raise redis.ResponseError("NOPERM this user has no permissions")
+
+    monkeypatch.setattr(reports, "down", refuses)
+    code, _, err = headrace("down")
+    assert code == 1
+    assert err == (
+        "headrace: Redis does not answer as it should: NOPERM this user has no permissions; "
+        "start it again, then this command\n"
+    )
 
 
 def test_plot_without_a_single_update_says_so(headrace):

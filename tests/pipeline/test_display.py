@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from pipeline.display import Display, Snapshot, Watch, histogram, plain, render, sparkline
+from pipeline.display import Display, Snapshot, Snapshots, histogram, plain, render, sparkline
 from pipeline.evals import Evaluation
 from pipeline.ledger_types import BufferView
 from pipeline.progress import Progress, record_metrics
@@ -98,7 +98,7 @@ def test_a_sparkline_keeps_its_scale():
 def test_everything_shown_is_read_from_redis(client, run, tmp_path, capsys):
     from pipeline.coordinator import Coordinator
 
-    display = Display(Watch(client, run, total_steps=9), terminal=False)
+    display = Display(Snapshots(client, run, total_steps=9), terminal=False)
     display.refresh(now=True)
     assert capsys.readouterr().out == "", "a ledger that is not there yet is no error"
     Coordinator.create(client, run, {"batch_size": 4, "digest": "abc"})

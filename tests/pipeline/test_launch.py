@@ -15,6 +15,7 @@ import pytest
 from pipeline import crew as crews
 from pipeline import programs
 from pipeline.config import load
+from pipeline.display import Display, Snapshots
 from pipeline.engine_processes import engine_processes
 from pipeline.launch import Launch, up
 from pipeline.run_folder import holder_of, locked
@@ -176,6 +177,12 @@ def test_down_stops_a_run_that_is_up(monkeypatch):
     process.communicate()
 
 
+def test_settings_that_nobody_wants_are_told_before_anything_starts():
+    process = headrace("up", "small.toml", "rollout.top_p=0.9")
+    out, _ = process.communicate(timeout=60)
+    assert out.startswith("warning: rollout.top_p = 0.9")
+
+
 def test_a_finished_run_says_so_and_starts_nothing(capsys):
     config = load("small.toml", ["run.total_steps=5"])
     config.folder.mkdir(parents=True)
@@ -196,10 +203,7 @@ def test_a_finished_run_says_so_and_starts_nothing(capsys):
     assert "curves: runs/small/curves.png" in out
 
 
-def test_an_embedded_redis_that_is_killed_comes_back_with_its_data():
-    import redis
-
-    said = []
+def test_an_embedded_redis_that_is_killed_comes_back_with_its_data(capsys):
     config = load("small.toml")
     with locked(config.folder) as lock:
         launch = Launch(config, [], None, lock)
@@ -208,31 +212,32 @@ def test_an_embedded_redis_that_is_killed_comes_back_with_its_data():
             launch._client.set("remember", "me")
             os.kill(launch._server.process.pid, signal.SIGKILL)
             launch._server.process.wait()
-            with launch._redis_may_be_away(said.append):
-                raise redis.ConnectionError("refused")
+            display = Display(Snapshots(launch._client, "small", 1), terminal=False)
+            launch._look(crews.Crew(config, Supervisor(), launch._client, launch._url, [], display.say), display)
             assert launch._client.get("remember") == b"me"
-            assert "Redis has ended; it starts again" in said[-1]
+            assert "Redis has ended; it starts again" in capsys.readouterr().out
         finally:
             launch.stop()
 
 
-def test_a_redis_elsewhere_that_stays_away_ends_the_run_with_its_address(monkeypatch):
-    import redis
-
-    from pipeline import launch as module
-    from pipeline.errors import HeadraceError
-
-    monkeypatch.setattr(module, "REDIS_AWAY_S", 0.1)
-    with locked(load("small.toml").folder) as lock:
-        launch = Launch(load("small.toml"), [], "redis://10.0.0.1:6379", lock)
-        with launch._redis_may_be_away(print):
-            raise redis.ConnectionError("refused")
-        time.sleep(0.15)
-        with (
-            pytest.raises(HeadraceError, match=r"has not answered at redis://10.0.0.1:6379"),
-            launch._redis_may_be_away(print),
-        ):
-            raise redis.ConnectionError("refused")
+def test_engines_serve_until_no_worker_needs_them(tmp_path):
+    """All others are told to stop at once; the engine only when the worker is gone."""
+    config, log = load("small.toml"), tmp_path / "log"
+    code = (
+        "import signal, sys, time\n"
+        "def end(*_): time.sleep(float(sys.argv[2])); print(sys.argv[1], time.monotonic()); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); print(sys.argv[1], 'is up'); time.sleep(60)"
+    )
+    with locked(config.folder) as lock:
+        launch = Launch(config, [], "redis://127.0.0.1:1", lock)
+        for name, seconds in {"engine-0": 0, "coordinator": 0.6, "trainer": 1.2, "worker-0": 0.6}.items():
+            argv = [sys.executable, "-S", "-u", "-c", code, name, str(seconds)]
+            launch._supervisor.start(Program(name, argv, log, grace_s=10))
+        wait_for(lambda: log.exists() and log.read_text().count("is up") == 4)
+        begun = time.monotonic()
+        launch.stop()
+        ended = {line.split()[0]: float(line.split()[1]) - begun for line in log.read_text().splitlines()[4:]}
+    assert ended["worker-0"] < ended["engine-0"] < ended["trainer"] < 2.2, ended
 
 
 # -- the crew, with stand-ins for its processes
@@ -281,6 +286,26 @@ def test_a_process_that_keeps_dying_ends_the_run_with_the_end_of_its_log(crew):
     crew.supervisor.processes["trainer"].program.log.write_text("loss is NaN\n")
     with pytest.raises(ProcessFailed, match=r"(?s)trainer exited with 1.*loss is NaN.*failed 3 times in a row"):
         ends(crew, "trainer", 1)
+
+
+def test_a_run_that_stopped_itself_is_not_tried_again(crew):
+    crew.client.hset("hr:{small}", mapping={"version": 3, "stopped": "100 failures in a row"})
+    with pytest.raises(ProcessFailed, match="the run has stopped itself: 100 failures in a row"):
+        ends(crew, "trainer", 1)
+
+
+def test_what_ended_while_redis_was_away_is_dealt_with_afterwards(crew, monkeypatch):
+    import redis
+
+    def away():
+        raise redis.ConnectionError("refused")
+
+    crew.client.hset("hr:{small}", "version", 100)
+    with monkeypatch.context() as patch, pytest.raises(redis.ConnectionError):
+        patch.setattr(crew, "_all_updates_made", away)
+        ends(crew, "trainer", 0)
+    crew.look()
+    assert crew.trained
 
 
 def test_wrong_settings_are_not_tried_again(crew):
