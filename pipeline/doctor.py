@@ -15,7 +15,7 @@ from typing import Any
 from pipeline import programs
 from pipeline.engine_processes import sglang_python
 from pipeline.errors import HeadraceError
-from pipeline.redis_server import find_binary, find_url
+from pipeline.redis_server import connect, find_binary, find_url
 
 DISK_GB = 5
 MEMORY_GB = 4
@@ -58,7 +58,8 @@ def _sglang() -> tuple[bool, str, str]:
 
 def _redis() -> tuple[bool, str, str]:
     if url := find_url():
-        return True, f"REDIS_URL = {url}", ""
+        with connect(url):
+            return True, f"the server of REDIS_URL = {url} answers", ""
     return True, str(find_binary()), ""
 
 

@@ -56,7 +56,7 @@ def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
                 launch.prepare()
                 launch.train()
             except KeyboardInterrupt:
-                print("\nstopping: what is in work is finished (Ctrl-C once more ends everything at once)", flush=True)
+                print("\nstopping: episodes end, a checkpoint is written (Ctrl-C once more: at once)", flush=True)
                 launch.stop()
                 print(f"stopped; nothing is lost. `{again}` goes on", flush=True)
                 return 130
@@ -65,7 +65,7 @@ def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
                 raise HeadraceError(f"{error}\nnothing is lost: once that is put right, `{again}` goes on") from error
             finally:
                 launch.stop()
-        summary.finish(config, launch.elapsed_s)
+        summary.finish(config, launch.elapsed_s, launch.url, launch.commands)
         print(summary.text(config))
     return 0
 
@@ -94,8 +94,9 @@ class Launch:
         self._lock = lock
         self._supervisor = Supervisor()
         self._server: RedisServer | None = None
-        self._url = find_url(redis_url, config.redis.url)
+        self.url = find_url(redis_url, config.redis.url)
         self._begun = time.monotonic()
+        self.commands: list[str] = []  # for redis-cli, to look at the run when it has ended
         self._stopping = False
 
     @property
@@ -126,7 +127,9 @@ class Launch:
     def prepare(self) -> None:
         """Everything up to version 0 and the prompts' first values."""
         config = self.config
-        print(f"run {config.run.name}: all that it writes is in {config.folder}, logs in {config.folder / 'logs'}")
+        print(
+            f"run {config.run.name}: all it writes is in {config.folder}, logs in {config.folder / 'logs'}", flush=True
+        )
         with step("Redis"):
             self._start_redis()
         version_0.make(config, self._supervisor, step, self._start_engines)
@@ -137,11 +140,11 @@ class Launch:
                 self._score_prompts()
 
     def _start_redis(self) -> None:
-        if self._url is None:
+        if self.url is None:
             self._server = RedisServer.start(self.config.folder / "redis", self.config.redis.port)
-            self._url = self._server.url
-        self._client = connect(self._url)
-        self._lock.write(redis=self._url)
+            self.url = self._server.url
+        self._client = connect(self.url)
+        self._lock.write(redis=self.url)
 
     def _start_engines(self) -> None:
         for engine in self._engines:
@@ -172,7 +175,7 @@ class Launch:
         if self._in_ledger():  # a run that stopped itself goes on, because a person has started it again
             patient(Coordinator(self._client, run.name).resume)
         with Display(Snapshots(self._client, run.name, run.total_steps, self._begun)) as display:
-            crew = Crew(self.config, self._supervisor, self._client, self._url, self._engines, display.say)
+            crew = Crew(self.config, self._supervisor, self._client, self.url, self._engines, display.say)
             patient(crew.start)
             done, deadline = False, float("inf")
             while not done:
@@ -181,8 +184,8 @@ class Launch:
                     deadline = min(deadline, time.monotonic() + self._last_evaluation_s)
                     done = patient(self._evaluated, say=display.say) or time.monotonic() > deadline
                 time.sleep(LOOP_S)
-            with contextlib.suppress(redis.RedisError):
-                display.refresh(now=True)
+            patient(lambda: display.refresh(now=True), say=display.say)
+        self.commands = patient(lambda: summary.commands(self._client, run.name))
         self._stopping = True
         self._supervisor.stop((name for name in self._supervisor.names if role(name) == "worker"), LAST_GRACE_S)
 

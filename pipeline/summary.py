@@ -1,15 +1,21 @@
 """The end of a run: its picture, its result in words, and where to look further.
 
-metrics.jsonl, evals.jsonl ──▶ curves.png, finished.json ──▶ text
+metrics.jsonl, evals.jsonl, the ledger ──finish()──▶ curves.png, finished.json ──text()──▶ what a person reads
 """
 
 import json
+import os
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from pipeline import keys
+from redis import Redis
+
+from pipeline import jsonl, keys
 from pipeline.config import Config
+from pipeline.ledger_view import LedgerView
 from pipeline.redis_server import find_binary
 
 
@@ -19,19 +25,30 @@ def is_finished(config: Config) -> bool:
     return result is not None and result["updates"] >= config.run.total_steps
 
 
-def finish(config: Config, seconds: float) -> None:
-    """Draw the curves and write finished.json."""
+def commands(client: Redis, run: str) -> list[str]:
+    """Three commands for redis-cli that show what the ledger knows: the run, its newest consumed buffer, its events."""
+    consumed = [view.id for view in LedgerView(client, run).buffers() if view.state == "CONSUMED"]
+    shown = [keys.run(run), *(keys.buffer(run, number) for number in consumed[-1:])]
+    return [*(f"HGETALL '{key}'" for key in shown), f"XREVRANGE '{keys.events(run)}' + - COUNT 5"]
+
+
+def finish(config: Config, seconds: float, redis_url: str, commands: list[str]) -> None:
+    """Draw the curves and write finished.json. commands: of `commands`, asked while Redis was up at redis_url."""
     from pipeline.plot import plot
 
-    evaluations = sorted(_lines(config.folder / "evals.jsonl"), key=lambda line: line["version"])
+    evaluations = sorted(jsonl.read(config.folder / "evals.jsonl"), key=lambda line: line["version"])
     picture = plot(config.folder)
     result = {
         "updates": config.run.total_steps,
         "minutes": round(seconds / 60, 2),
         "held_out": [{key: line[key] for key in ("version", "success", "stderr")} for line in evaluations],
         "curves": str(picture),
+        "redis": _without_password(redis_url),
+        "commands": commands,
     }
-    (config.folder / "finished.json").write_text(json.dumps(result, indent=1) + "\n")
+    draft = config.folder / "finished.json.new"
+    draft.write_text(json.dumps(result, indent=1) + "\n")
+    draft.rename(config.folder / "finished.json")
 
 
 def text(config: Config) -> str:
@@ -44,36 +61,38 @@ def text(config: Config) -> str:
             f"success on held-out problems: {first['success']:.2f} ± {first['stderr']:.2f} at version "
             f"{first['version']} → {last['success']:.2f} ± {last['stderr']:.2f} at version {last['version']}"
         )
-    lines.append(f"curves: {result['curves']}")
-    return "\n".join([*lines, "", *_how_to_look(config)])
+    lines += [f"curves:      {result['curves']}", f"every event: {config.folder / 'events.jsonl'}", ""]
+    return "\n".join(lines + _how_to_look(config, result))
 
 
-def _how_to_look(config: Config) -> list[str]:
-    """Three lines for redis-cli. The embedded server has ended with the run; one more line serves its data again."""
-    run, folder = config.run.name, config.folder / "redis"
-    lines = ["three lines to try:"]
-    if folder.is_dir():
-        port = next(
-            line.split()[1] for line in (folder / "redis.conf").read_text().splitlines() if line.startswith("port")
+def _how_to_look(config: Config, result: dict[str, Any]) -> list[str]:
+    """Lines for redis-cli. The embedded server has ended with the run; one line more serves its data again."""
+    lines, address = ["everything is still in Redis; look:"], f"-u {shlex.quote(result['redis'])}"
+    server, served = config.folder / "redis" / "server.json", urlsplit(result["redis"])
+    if server.exists() and served.hostname == "127.0.0.1" and json.loads(server.read_text())["port"] == served.port:
+        binary, settings = find_binary(), server.with_name("redis.conf")
+        serve = shlex.join([binary.name if shutil.which(binary.name) else _short(binary), str(settings)])
+        lines, address = (
+            ["everything is still in Redis; serve it again, and look:", f"    {serve} &"],
+            f"-p {served.port}",
         )
-        serve = shlex.join([str(find_binary()), str(folder / "redis.conf")])
-        lines = [f"everything is still in Redis; serve it again with\n    {serve} &", *lines]
-        cli = f"redis-cli -p {port}"
-    else:
-        cli = 'redis-cli -u "$REDIS_URL"'
-    last = config.run.total_steps
-    return [
-        *lines,
-        f"    {cli} HGETALL '{keys.run(run)}'",
-        f"    {cli} XREVRANGE '{keys.events(run)}' + - COUNT 5",
-        f"    {cli} HGETALL '{keys.evaluation(run, last)}'",
-    ]
+    client = next((name for name in ("redis-cli", "valkey-cli") if shutil.which(name)), None)
+    lines += [f"    {client or 'redis-cli'} {address} {command}" for command in result["commands"]]
+    if client is None:
+        lines.append("(redis-cli is not here yet: it comes with `apt-get install redis-tools`)")
+    return lines
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory, where it lies below."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _result(config: Config) -> dict[str, Any] | None:
     path = config.folder / "finished.json"
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

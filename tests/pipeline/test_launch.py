@@ -190,6 +190,8 @@ def test_a_finished_run_says_so_and_starts_nothing(capsys):
         "updates": 5,
         "minutes": 1.0,
         "curves": "runs/small/curves.png",
+        "redis": "redis://elsewhere:6379/0",
+        "commands": ["HGETALL 'hr:{small}:buffer:4'"],
         "held_out": [{"version": v, "success": v / 10, "stderr": 0.02} for v in (3, 5)],
     }
     with locked(config.folder):
@@ -200,7 +202,8 @@ def test_a_finished_run_says_so_and_starts_nothing(capsys):
     out = capsys.readouterr().out
     assert "is finished: 5 updates" in out
     assert "0.30 ± 0.02 at version 3 → 0.50 ± 0.02 at version 5" in out
-    assert "curves: runs/small/curves.png" in out
+    assert "curves:      runs/small/curves.png" in out
+    assert "-cli -u redis://elsewhere:6379/0 HGETALL 'hr:{small}:buffer:4'" in out
 
 
 def test_an_embedded_redis_that_is_killed_comes_back_with_its_data(capsys):
@@ -213,7 +216,7 @@ def test_an_embedded_redis_that_is_killed_comes_back_with_its_data(capsys):
             os.kill(launch._server.process.pid, signal.SIGKILL)
             launch._server.process.wait()
             display = Display(Snapshots(launch._client, "small", 1), terminal=False)
-            launch._look(crews.Crew(config, Supervisor(), launch._client, launch._url, [], display.say), display)
+            launch._look(crews.Crew(config, Supervisor(), launch._client, launch.url, [], display.say), display)
             assert launch._client.get("remember") == b"me"
             assert "Redis has ended; it starts again" in capsys.readouterr().out
         finally:
