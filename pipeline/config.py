@@ -250,7 +250,8 @@ NOT_SHARED = {
     "model": {"path"},
     "data": {"path"},
     "eval": {"data": {"path"}},
-    "engines": {"count", "urls", "gpus", "port", "python", "threads", "start_timeout_s", "load_timeout_s"},
+    # all about starting servers; what they compute, label and probe say
+    "engines": set(Engines.model_fields) - {"probe_tolerance"},
     "rollout": {"workers", "concurrency"},
     "trainer": {"ranks", "gpus", "threads", "wait_timeout_s"},
     "redis": True,

@@ -156,6 +156,7 @@ def test_the_digest_covers_what_processes_share_and_nothing_that_may_differ_betw
         "run.folder=/elsewhere",
         "rollout.workers=9",
         "engines.port=3000",
+        "engines.args=['--mem-fraction-static', '0.5']",
         "redis.port=7000",
         "run.total_steps=9",
     ]
