@@ -241,12 +241,13 @@ def plot(run, as_json):
 @cli.command("eval")
 @click.argument("checkpoint")
 @click.option("--run", help="The run that CHECKPOINT belongs to, by name or RUN.toml.")
+@click.option("--engine", metavar="URL", help="An idle SGLang server to load it into; else one is started.")
 @json_option
-def evaluate(checkpoint, run, as_json):
+def evaluate(checkpoint, run, engine, as_json):
     """Success of CHECKPOINT, a folder of weights or a version's number, on the run's held-out problems."""
     from pipeline.evaluate_checkpoint import evaluate
 
-    _show(evaluate(checkpoint, run), as_json)
+    _show(evaluate(checkpoint, run, engine), as_json)
 
 
 # -- one process each: what compose and torchrun start

@@ -1,4 +1,4 @@
-"""`headrace eval CHECKPOINT`: held-out success of one folder of weights, on an engine started for it alone.
+"""`headrace eval CHECKPOINT`: held-out success of one folder of weights, on an engine that serves nothing else.
 
 weights/30-3f9a or 30 ──▶ SGLang, loaded and verified ──▶ python -m workers.evaluate eval ──▶ {"success", …}
 """
@@ -20,8 +20,11 @@ from pipeline.weights import MANIFEST, published, read_manifest
 TIMEOUT_S = 3600
 
 
-def evaluate(checkpoint: str, run: str | None) -> dict[str, Any]:
-    """Success on the held-out problems of the run that `checkpoint`, a path or a version's number, belongs to."""
+def evaluate(checkpoint: str, run: str | None, engine_url: str | None = None) -> dict[str, Any]:
+    """Success on the held-out problems of the run that `checkpoint`, a path or a version's number, belongs to.
+
+    engine_url: of an idle SGLang server, which is given the weights; None: one is started for it.
+    """
     path = Path(checkpoint)
     if run is None and (path.parent.parent / "run.toml").is_file():
         run = str(path.parent.parent)
@@ -29,22 +32,24 @@ def evaluate(checkpoint: str, run: str | None) -> dict[str, Any]:
     if config.eval.data is None:
         raise ConfigError(f"the run {config.run.name!r} has no [eval.data]: it has no held-out problems")
     folder = _weights(config, checkpoint)
-    manifest = read_manifest(folder)
+    about = {"run": config.run.name, "version": read_manifest(folder).version, "weights": str(folder)}
+    supervisor = Supervisor()
+    try:
+        url = engine_url or _start_engine(config, supervisor)
+        load_version(url, folder, config)
+        return about | _score(config, url)
+    finally:
+        supervisor.stop()
+
+
+def _start_engine(config: Config, supervisor: Supervisor) -> str:
     one = config.model_copy(update={"engines": config.engines.model_copy(update={"count": 1, "urls": [], "port": 0})})
     (engine,) = engine_processes(one)
     # its own log: the run may be up, with an engine-0 of its own
     program = replace(engine.program, name="eval-engine", log=programs.log_of(config, "eval-engine"))
-    engine = replace(engine, program=program)
-    supervisor = Supervisor()
     supervisor.start(program)
-    try:
-        wait_until_up([engine], supervisor, config.engines.start_timeout_s)
-        load_version(engine.url, folder, config)
-        return {"run": config.run.name, "version": manifest.version, "weights": str(folder)} | _score(
-            config, engine.url
-        )
-    finally:
-        supervisor.stop()
+    wait_until_up([replace(engine, program=program)], supervisor, config.engines.start_timeout_s)
+    return engine.url
 
 
 def _weights(config: Config, checkpoint: str) -> Path:
