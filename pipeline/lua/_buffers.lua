@@ -74,13 +74,13 @@ local function show_window()
     if not w.state then
       redis.call('HSET', buffer_key(b), 'capacity', run.buffer_capacity, 'target', run.batch_size, 'min_version', '')
     end
-    if w.moved then
-      local oldest = redis.call('ZRANGE', members_key(b), 0, 0, 'WITHSCORES')[2]
-      redis.call('HSET', buffer_key(b), 'min_version', oldest and math.floor(tonumber(oldest) / SHIFT) or '')
-    end
     if w.moved or w.counted or reserved ~= w.reserved or over ~= w.over or state ~= w.state then
-      redis.call('HSET', buffer_key(b), 'state', state, 'occupied', w.occupied, 'reserved', reserved, 'due', w.due,
-        'over', over)
+      local shown = { 'state', state, 'occupied', w.occupied, 'reserved', reserved, 'due', w.due, 'over', over }
+      if w.moved then
+        local oldest = redis.call('ZRANGE', members_key(b), 0, 0, 'WITHSCORES')[2]
+        shown[11], shown[12] = 'min_version', oldest and math.floor(tonumber(oldest) / SHIFT) or ''
+      end
+      redis.call('HSET', buffer_key(b), unpack(shown))
     end
   end
 end

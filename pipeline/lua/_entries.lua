@@ -50,15 +50,17 @@ local function release(entry, reason)
   record('released', 'entry', entry, 'prompt', prompt, 'worker', worker, 'reason', reason)
 
   if reason == 'cancelled' or reason == 'surplus' then return idle(prompt, tonumber(f[4])) end
-  local field, limit = 'attempts', run.max_attempts
-  if reason == 'lost' then field, limit = 'lost', run.max_lost end
+  local field = reason == 'lost' and 'lost' or 'attempts'
+  local limit = limit_of('max_' .. field)
   if redis.call('HINCRBY', prompt_key(prompt), field, 1) >= limit then
     quarantine(prompt, reason .. ' ' .. limit .. ' times')
   else
     retry(prompt)
   end
-  if reason == 'failed' and redis.call('HINCRBY', RUN, 'consecutive_failures', 1) >= run.max_consecutive_failures then
-    stop(run.max_consecutive_failures .. ' failures in a row, and not one finished trajectory between them' .. GO_ON)
+  if reason ~= 'failed' then return end
+  local failures = redis.call('HINCRBY', RUN, 'consecutive_failures', 1)
+  if failures >= limit_of('max_consecutive_failures') then
+    stop(failures .. ' failures in a row, and not one finished trajectory between them' .. GO_ON)
   end
 end
 

@@ -53,20 +53,21 @@ for b = run.head, deadline do -- only with B' > B: one that is finished goes bef
 end
 
 unreserve(entry, worker, deadline)
-redis.call('HSET', key, 'ids', ids, 'finished_ms', now)
 finish_prompt(prompt, tonumber(e[5]), outcomes, tonumber(e[8]))
 if run.consecutive_failures > 0 then redis.call('HSET', RUN, 'consecutive_failures', 0) end
 if not place then
+  redis.call('HSET', key, 'ids', ids, 'finished_ms', now)
   bury(entry, 'SURPLUS', 'surplus')
   redis.call('HINCRBY', COUNTERS, 'surplus', 1)
   record('surplus', 'entry', entry, 'prompt', prompt)
   settle()
   return refuse(reply('SURPLUS'))
 end
-redis.call('HSET', key, 'state', 'OCCUPIED', 'buffer', place, 'placed', place)
-put(entry, version * SHIFT + redis.call('HINCRBY', RUN, 'finished', 1), place)
+redis.call('HSET', key, 'state', 'OCCUPIED', 'buffer', place, 'placed', place, 'ids', ids, 'finished_ms', now)
+run.finished = run.finished + 1
+put(entry, version * SHIFT + run.finished, place)
 redis.call('HINCRBY', worker_key(worker), 'stored', count)
-redis.call('HINCRBY', RUN, 'stored', count)
+redis.call('HSET', RUN, 'finished', run.finished, 'stored', run.stored + count)
 redis.call('HINCRBY', COUNTERS, 'placed', 1)
 record('placed', 'entry', entry, 'prompt', prompt, 'version', version, 'buffer', place)
 settle()

@@ -27,7 +27,7 @@ for _, worker in ipairs(redis.call('ZRANGEBYSCORE', WORKERS, '-inf', now - 1)) d
   record('lease_expired', 'worker', worker)
 end
 for _, worker in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
-  local old = redis.call('ZRANGEBYSCORE', worker_key(worker) .. ':entries', '-inf', now - run.max_age_ms)
+  local old = redis.call('ZRANGEBYSCORE', worker_key(worker) .. ':entries', '-inf', now - limit_of('max_age_ms'))
   for _, entry in ipairs(old) do
     release(entry, 'failed')
     released[#released + 1] = entry
