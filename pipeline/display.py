@@ -128,6 +128,8 @@ def plain(s: Snapshot) -> str:
         parts.append(f"held-out {held_out[-1].success:.2f} at v{held_out[-1].version}")
     if waiting := next((p["waiting"] for p in s.processes if p["role"] == "trainer" and p.get("waiting")), ""):
         parts.append(f"trainer waits for {waiting}")
+    elif not s.last and s.status["waiting"]:
+        parts.append(s.status["waiting"])
     return " · ".join(parts)
 
 

@@ -28,7 +28,7 @@ def snapshot(processes=6, updates=200) -> Snapshot:
         {
             "name": "trainer",
             "role": "trainer",
-            "waiting": "buffer 200: 40 of 64 finished, 24 in flight",
+            "waiting": "buffer 200: 40 of 64 occupied, 24 in flight",
             "since_ms": now - 7000,
         },
     ]
@@ -43,7 +43,7 @@ def snapshot(processes=6, updates=200) -> Snapshot:
     ]
     evaluations = [Evaluation(v, "done", success=0.3 + v / 1000) for v in range(0, 200, 15)]
     evaluations.append(Evaluation(200, "running"))
-    return Snapshot("a-rather-long-name-of-a-run", 1000, 4000.0, {"version": 200}, buffers, metrics, evaluations, rows)
+    return Snapshot("a-rather-long-name-of-a-run", 1000, 4000.0, {"version": 200, "waiting": ""}, buffers, metrics, evaluations, rows)
 
 
 def screen(snapshot: Snapshot, width=80, height=24) -> list[str]:
@@ -63,7 +63,7 @@ def test_the_picture_says_where_the_run_is_and_what_everybody_waits_for():
     text = "\n".join(screen(snapshot()))
     assert "a-rather-long-name-of-a-run" in text
     assert "version 200 of 1000" in text
-    assert "waits 7 s for buffer 200: 40 of 64 finished, 24 in flight" in text
+    assert "waits 7 s for buffer 200: 40 of 64 occupied, 24 in flight" in text
     assert "40 + 24 of 64" in text
     assert "0: 6%  1: 19%  2: 75%" in text
     assert "v195 0.49" in text
@@ -76,16 +76,17 @@ def test_many_processes_are_counted_where_they_do_not_fit():
 
 
 def test_a_run_that_has_just_begun_can_be_drawn():
-    empty = Snapshot("new", 60, 0.0, {"version": 0}, [], [], [], [])
+    status = {"version": 0, "waiting": "buffer 0: 0 of 64 occupied, no engine is ready"}
+    empty = Snapshot("new", 60, 0.0, status, [], [], [], [])
     assert "none yet" in "\n".join(screen(empty))
-    assert plain(empty) == "0:00 · update 0/60"
+    assert plain(empty) == "0:00 · update 0/60 · buffer 0: 0 of 64 occupied, no engine is ready"
 
 
 def test_the_plain_line_holds_the_same_numbers():
     line = plain(snapshot())
     assert "1:06:40 · update 200/1000 · reward 0.69 · staleness 0: 6%  1: 19%  2: 75%" in line
     assert "held-out 0.49 at v195" in line
-    assert "trainer waits for buffer 200: 40 of 64 finished, 24 in flight" in line
+    assert "trainer waits for buffer 200: 40 of 64 occupied, 24 in flight" in line
 
 
 def test_a_sparkline_keeps_its_scale():

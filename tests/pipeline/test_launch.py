@@ -151,12 +151,12 @@ def test_a_signal_during_preparation_stops_everything_and_says_how_to_go_on(numb
 
 def test_a_second_ctrl_c_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("STAND_IN_ENGINE", "stubborn")
-    process = headrace("up", "small.toml")
+    process = headrace("up", "small.toml", "engines.device=cuda", "engines.gpus=[0]")
     log = Path("runs/small/logs/engine-0.log")
     wait_for(lambda: log.exists() and "waits" in log.read_text())
     process.send_signal(signal.SIGINT)
     time.sleep(1)
-    assert process.poll() is None, "the engine has its grace"
+    assert process.poll() is None, "an engine on GPUs has its grace"
     process.send_signal(signal.SIGINT)
     begun = time.monotonic()
     out, err = process.communicate(timeout=60)
