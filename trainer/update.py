@@ -16,6 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from advantage import estimate
+from advantage.metrics import actor_center, brier
 from pipeline.config import Config
 from pipeline.errors import HeadraceError
 from pipeline.trajectory import Trajectory
@@ -46,13 +47,8 @@ class Updater:
     """Model and optimizer of one run. `share_rows`: see trainer/model.py."""
 
     def __init__(self, model, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks, share_rows: bool):
-        self.model, self.optimizer, self.config, self.ranks, self.share_rows = (
-            model,
-            optimizer,
-            config,
-            ranks,
-            share_rows,
-        )
+        self.model, self.optimizer, self.config = model, optimizer, config
+        self.ranks, self.share_rows = ranks, share_rows
 
     def update(self, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
         """Train on one buffer's trajectories, `minibatches` optimizer steps; version: of the policy before it.
@@ -152,23 +148,21 @@ def advantages_of(trajectories: Sequence[Trajectory], counts: np.ndarray, config
 
 def describe(trajectories: Sequence[Trajectory], counts: np.ndarray, advantages: np.ndarray, version: int) -> dict:
     """What the batch was like: rewards, lengths, staleness in updates, calibration of the values."""
-    rewards, values, outcomes, turns, lengths = (
-        np.array(column, dtype=np.float64)
-        for column in zip(
-            *((t.reward, t.value, t.outcome, len(t.segments), len(t.tokens)) for t in trajectories), strict=True
-        )
-    )
+    rewards = np.array([t.reward for t in trajectories])
+    outcomes = [t.outcome for t in trajectories]
+    lengths = [len(t.tokens) for t in trajectories]
     staleness = Counter(version - t.version for t in trajectories)
     return {
         "reward": float(rewards.mean()),
         "reward_std": float(rewards.std()),
-        "success": float(outcomes.mean()),
-        "advantage_center": float((counts * advantages).sum() / max(counts.sum(), 1)),
-        "brier": float(((values - outcomes) ** 2).mean()),
+        "success": float(np.mean(outcomes)),
+        "advantage_center": actor_center(advantages, counts),
+        "brier": brier([t.value for t in trajectories], outcomes),
         "staleness": {str(age): staleness[age] for age in sorted(staleness)},
         "trajectories": len(trajectories),
         "action_tokens": int(counts.sum()),
-        "tokens": int(lengths.sum()),
-        "mean_length": float(lengths.mean()),
-        "turns": float(turns.mean()),
+        "tokens": sum(lengths),
+        "mean_length": float(np.mean(lengths)),
+        # a turn that engines changed in has several segments; who counts turns has them in the metrics
+        "turns": float(np.mean([t.metrics.get("turns", len(t.segments)) for t in trajectories])),
     }

@@ -15,7 +15,7 @@ from pipeline.config import Loss
 from tests.trainer import gradients
 from tests.trainer.ledger import trajectory
 from trainer.packing import action_places
-from trainer.update import TrainingFailed
+from trainer.update import TrainingFailed, describe
 
 
 def distance(ours, expected):
@@ -89,6 +89,16 @@ def test_two_ranks_equal_one(tiny_model, two_ranks, case):
     same(two_ranks[case]["metrics"], metrics)
     assert distance(two_ranks[case]["gradients"], found) < 1e-5
     assert distance(two_ranks[case]["weights"], weights) < 1e-5
+
+
+def test_turns_are_those_that_the_worker_counted(tiny_model):
+    two = trajectory(1)
+    split = two.segments[0]
+    segments = [(split.start, 1, "a", 0), (split.start + 1, split.length - 1, "b", 1), two.segments[1]]
+    counted = trajectory(1, metrics={"turns": 2}, segments=segments)
+    found = describe([counted, two], np.array([1, 1]), np.array([1.0, -1.0]), version=1)
+    assert found["turns"] == 2
+    assert found["advantage_center"] == 0
 
 
 def test_two_minibatches_move_away_from_the_proximal_policy(tiny_model):
