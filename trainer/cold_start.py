@@ -10,14 +10,13 @@ at a middling P leaves RL room in both directions. Without [cold_start], version
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pipeline import data, trajectory_file
+from pipeline import data, program, trajectory_file
 from pipeline.config import ColdStart, Config, load
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.run_folder import wait_for
@@ -26,7 +25,8 @@ from pipeline.weights import MANIFEST
 from trainer import checkpoint, tiny
 from trainer import model as policy
 from trainer.packing import pack, plan
-from trainer.publish import probe_tokens, write_weights
+from trainer.publish import probe_tokens, remove_drafts, write_weights
+from trainer.ranks import device_of
 
 CHECK_EVERY = 5  # steps; P(trace) can double within ten
 WARM_UP = 10  # steps
@@ -49,15 +49,19 @@ def prepare(config: Config, model_only: bool = False) -> None:
         return
     questions = [problem["question"] for problem in data.training_problems(config)]
     if config.model.path is None:
-        tiny.make(config.model_path, config.model.tiny, questions, config.run.seed)
+        context = max(4096, config.rollout.context_length)
+        tiny.make(config.model_path, config.model.tiny, questions, config.run.seed, context)
     if model_only:
         return
     torch.set_num_threads(config.trainer.threads)
-    device = torch.device("cuda" if config.trainer.gpus else "cpu")
-    model = policy.load(config.model_path).to(device)
+    model = policy.load(config.model_path).to(device_of(config.trainer))
     if config.cold_start is not None:
-        wait_for(config.folder / "traces.bin", TRACES_S)
-        fine_tune(model, trajectory_file.read(config.folder / "traces.bin"), config)
+        traces = config.folder / "traces.bin"
+        if not traces.exists():
+            print(f"waiting for {traces}, which `python -m workers.traces` makes", flush=True)
+            wait_for(traces, TRACES_S)
+        fine_tune(model, trajectory_file.read(traces), config)
+    remove_drafts(final.parent)
     probe = probe_tokens(config.model_path, "\n".join(questions[:PROBE_QUESTIONS]))
     write_weights(model, final, 0, config.model_path, config.model.dtype, probe)
 
@@ -129,18 +133,13 @@ def _micro_batches(traces: list[Trajectory], token_budget: int, share_rows: bool
         yield pack(rows, traces).to(device)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer.cold_start", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="the run's TOML file")
     parser.add_argument("--model-only", action="store_true", help="only make the model of [model.tiny]")
     arguments = parser.parse_args()
-    try:
-        prepare(load(arguments.run), arguments.model_only)
-    except HeadraceError as error:
-        print(f"cold start: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    return 0
+    prepare(load(arguments.run), arguments.model_only)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

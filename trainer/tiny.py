@@ -55,7 +55,7 @@ CHAT_TEMPLATE = r"""
 """
 
 
-def make(folder: Path, settings: TinyModel, texts: Iterable[str], seed: int, context: int = 4096) -> None:
+def make(folder: Path, settings: TinyModel, texts: Iterable[str], seed: int, context: int) -> None:
     """Write a model folder that transformers and SGLang load; the same arguments give the same bytes.
 
     settings  the run's [model.tiny]: layers, hidden width, heads, vocabulary

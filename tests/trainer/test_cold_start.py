@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import trajectory_file, weights
 from pipeline.config import load
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, HeadraceError
 from pipeline.trajectory import Trajectory
 from tests.trainer.ledger import DEFAULTS, RUN
+from trainer import cold_start
 from trainer import model as policy
 from trainer.cold_start import prepare, trace_probability
 from trainer.packing import action_places
@@ -111,6 +112,22 @@ def test_weights_are_published_in_the_dtype_asked_for(prepared, tmp_path):
     assert next(model.parameters()).dtype == torch.float32
 
 
+def test_the_tiny_model_reads_as_far_as_the_run_asks(tmp_path):
+    text = RUN.format(folder=tmp_path, name="t", **DEFAULTS)
+    for number in ("context_length = 128", "token_budget = 128"):
+        text = text.replace(number, number.replace("128", "8192"))
+    (tmp_path / "run.toml").write_text(text)
+    config = load(tmp_path / "run.toml")
+    prepare(config, model_only=True)
+    assert json.loads((config.model_path / "config.json").read_text())["max_position_embeddings"] == 8192
+
+
+def test_gpus_that_are_not_there_are_refused(tmp_path):
+    config = make_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"trainer\.gpus = \[0\], but this process sees 0 CUDA GPUs"):
+        prepare(config.model_copy(update={"trainer": config.trainer.model_copy(update={"gpus": [0]})}))
+
+
 def test_a_second_time_nothing_is_done(prepared):
     before = (prepared.folder / "weights" / "0" / "manifest.json").stat().st_mtime_ns
     (prepared.folder / "traces.bin").rename(prepared.folder / "moved")
@@ -130,10 +147,11 @@ def test_too_few_steps_end_it_with_what_was_reached(tmp_path):
     assert not (config.folder / "weights").exists()
 
 
-def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path):
+def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path, monkeypatch):
     config = make_folder(tmp_path)
     prepare(config, model_only=True)
-    with pytest.raises(ConfigError, match=r"workers\.traces"):
+    monkeypatch.setattr(cold_start, "TRACES_S", 0.1)
+    with pytest.raises(HeadraceError, match="traces.bin: expected within 0.1 s"):
         prepare(config)
     write_traces(config, count=5)
     with pytest.raises(ConfigError, match="at least 20 traces, found 5"):

@@ -19,7 +19,7 @@ CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "print(12 * 7)"}}\
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    tiny.make(folder, TinyModel(hidden=32, heads=2), QUESTIONS, seed=1)
+    tiny.make(folder, TinyModel(hidden=32, heads=2), QUESTIONS, seed=1, context=4096)
     return folder
 
 
@@ -28,9 +28,9 @@ def digests(folder):
 
 
 def test_the_same_arguments_give_the_same_bytes(folder, tmp_path):
-    tiny.make(tmp_path / "again", TinyModel(hidden=32, heads=2), QUESTIONS, seed=1)
+    tiny.make(tmp_path / "again", TinyModel(hidden=32, heads=2), QUESTIONS, seed=1, context=4096)
     assert digests(tmp_path / "again") == digests(folder)
-    tiny.make(tmp_path / "other", TinyModel(hidden=32, heads=2), QUESTIONS, seed=2)
+    tiny.make(tmp_path / "other", TinyModel(hidden=32, heads=2), QUESTIONS, seed=2, context=4096)
     differing = {name for name, digest in digests(tmp_path / "other").items() if digest != digests(folder)[name]}
     assert differing == {"model.safetensors"}
 
@@ -87,5 +87,5 @@ def test_transformers_loads_it_with_tied_embeddings(folder):
 
 def test_an_existing_folder_is_left_alone(folder):
     before = digests(folder)
-    tiny.make(folder, TinyModel(layers=5), ["other"], seed=9)
+    tiny.make(folder, TinyModel(layers=5), ["other"], seed=9, context=4096)
     assert digests(folder) == before
