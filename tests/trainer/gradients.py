@@ -19,9 +19,16 @@ def compute(model: Path, *arguments, **options):
 
 
 def compute_on(
-    ranks, model: Path, budget: int, minibatches: int = 1, share_rows: bool = True, temperature: float = 1.0
+    ranks,
+    model: Path,
+    budget: int,
+    minibatches: int = 1,
+    share_rows: bool = True,
+    temperature: float = 1.0,
+    dtype: str = "float32",
+    trajectories=None,
 ):
-    """Metrics, the gradient before the last optimizer step and the weights after it: one update on 13 trajectories."""
+    """Metrics, the gradient before the last optimizer step and the weights after it: one update, on 13 trajectories."""
     config = Config.model_validate(
         {
             "run": {"name": "t"},
@@ -34,8 +41,8 @@ def compute_on(
     # below the context's length, which run.toml may not be: then every trajectory is longer than the budget
     settings = config.trainer.model_copy(update={"token_budget": budget, "minibatches": minibatches})
     config = config.model_copy(update={"trainer": settings})
-    trajectories = [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
-    sharded = policy.shard(policy.load(model), ranks, "float32")
+    trajectories = trajectories or [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
+    sharded = policy.shard(policy.load(model), ranks, dtype)
     updater = Updater(sharded, make_optimizer(sharded, config), config, ranks, share_rows)
     metrics = updater.update(trajectories, version=2)
     named = dict(sharded.named_parameters())

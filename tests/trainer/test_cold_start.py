@@ -151,7 +151,7 @@ def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path, monk
     config = make_folder(tmp_path)
     prepare(config, model_only=True)
     monkeypatch.setattr(cold_start, "TRACES_S", 0.1)
-    with pytest.raises(HeadraceError, match="traces.bin: expected within 0.1 s"):
+    with pytest.raises(HeadraceError, match=r"traces\.bin: expected within 0\.1 s"):
         prepare(config)
     write_traces(config, count=5)
     with pytest.raises(ConfigError, match="at least 20 traces, found 5"):

@@ -14,7 +14,6 @@ from advantage import estimate
 from pipeline.config import Loss
 from tests.trainer import gradients
 from tests.trainer.ledger import trajectory
-from trainer.packing import action_places
 from trainer.update import TrainingFailed, describe
 
 
@@ -38,7 +37,7 @@ def plain_update(folder):
     """Loss and gradient of the same update by a plain Hugging Face loop, one padded-free forward each, in float64."""
     model = AutoModelForCausalLM.from_pretrained(folder).double()
     trajectories = [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
-    counts = [len(action_places(t)) for t in trajectories]
+    counts = [int(t.loss_mask.sum()) for t in trajectories]
     advantages = estimate(
         "spo++", [t.reward for t in trajectories], values=[t.value for t in trajectories], action_tokens=counts
     )
@@ -46,8 +45,9 @@ def plain_update(folder):
     for t, advantage in zip(trajectories, advantages, strict=True):
         tokens = torch.from_numpy(t.tokens.astype(np.int64))[None]
         logprobs = torch.log_softmax(model(input_ids=tokens).logits[0], -1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
-        logprobs = logprobs[action_places(t) - 1]
-        rollout = torch.from_numpy(t.rollout_logprobs[action_places(t)].astype(np.float64))
+        actions = torch.from_numpy(t.loss_mask.astype(bool))
+        logprobs = logprobs[actions[1:]]
+        rollout = torch.from_numpy(t.rollout_logprobs)[actions].double()
         weight = (logprobs.detach() - rollout).exp().clamp(max=Loss().importance_cap)
         loss = -(weight * advantage * (logprobs - logprobs.detach()).exp()).sum() / sum(counts)
         loss.backward()
@@ -144,3 +144,45 @@ def test_trajectories_without_action_tokens_have_no_weight(tiny_model, monkeypat
     monkeypatch.setattr(gradients, "trajectory", lambda seed, **fields: with_silent_ones(3 * seed, **fields))
     metrics, found, _ = gradients.compute(tiny_model, 400)
     assert metrics["grad_norm"] == 0 == metrics["loss"]
+
+
+def one_action(seed):
+    mask = np.zeros(12, np.uint8)
+    mask[7] = 1
+    rollout = -5.8 * mask.astype(np.float32)
+    return trajectory(seed, tokens=np.arange(12), loss_mask=mask, rollout_logprobs=rollout, segments=[(7, 1, "e", 0)])
+
+
+def test_a_batch_with_one_action_token_has_nothing_to_compare_it_with(tiny_model):
+    metrics, found, _ = gradients.compute(tiny_model, 400, trajectories=[one_action(1)])
+    assert metrics["loss"] == 0 == metrics["grad_norm"] and metrics["action_tokens"] == 1
+    assert all((g == 0).all() for g in found.values())
+
+
+def test_advantages_that_are_all_the_same_move_nothing(tiny_model):
+    certain = [trajectory(seed, value=1.0, outcome=1.0) for seed in range(4)]
+    metrics, found, _ = gradients.compute(tiny_model, 400, trajectories=certain)
+    assert metrics["loss"] == 0 == metrics["grad_norm"] and metrics["brier"] == 0
+    assert all((g == 0).all() for g in found.values())
+
+
+@pytest.mark.parametrize("count", [5, 13])
+def test_more_minibatches_than_divide_the_batch_are_all_trained_on(tiny_model, count):
+    """Four optimizer steps on 2 + 1 + 1 + 1 trajectories, of which one has no action token at all."""
+    trajectories = [trajectory(seed, longest=100) for seed in range(count)]
+    silent = np.zeros_like(trajectories[1].loss_mask)
+    trajectories[1] = trajectory(
+        1, longest=100, loss_mask=silent, rollout_logprobs=silent.astype(np.float32), segments=[]
+    )
+    metrics, found, weights = gradients.compute(tiny_model, 400, minibatches=4, trajectories=trajectories)
+    assert metrics["action_tokens"] == sum(t.loss_mask.sum() for t in trajectories)
+    assert metrics["tis_mean"] > 0 and abs(metrics["advantage_center"]) < 1e-12
+    for tensors in (found, weights):
+        assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_computing_in_bfloat16_gives_nearly_the_same_gradient_in_float32(tiny_model, one_rank):
+    metrics, found, weights = gradients.compute(tiny_model, 400, dtype="bfloat16")
+    assert distance(found, one_rank[1]) < 0.05
+    assert metrics["mismatch_kl"] == pytest.approx(one_rank[0]["mismatch_kl"], rel=0.05)
+    assert {tensor.dtype for tensor in (*found.values(), *weights.values())} == {torch.float32}
