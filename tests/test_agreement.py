@@ -53,10 +53,17 @@ def settings(folder: Path, model: Path) -> Config:
 
 
 @pytest.fixture(scope="module")
-def journey(sglang, redis_url, tmp_path_factory):
+def admin(sglang):
+    admin = Engine(sglang.url)
+    yield admin
+    admin.load(sglang.model_path, "base", timeout_s=60)  # for the tests of other files
+
+
+@pytest.fixture(scope="module")
+def journey(sglang, admin, redis_url, tmp_path_factory):
     """Two batches of a run, `played[v]` under version v, and the weights of both versions."""
     config = settings(tmp_path_factory.mktemp("agreement"), sglang.model_path)
-    run, problems, admin = config.run.name, training_problems(config), Engine(sglang.url)
+    run, problems = config.run.name, training_problems(config)
     folders = [config.folder / "weights" / str(version) for version in (0, 1)]
     probe = probe_tokens(sglang.model_path, problems[0]["question"])
     played = []
@@ -74,9 +81,7 @@ def journey(sglang, redis_url, tmp_path_factory):
             asyncio.run(work(config, Coordinator(client, run)))
             played.append(c.fetch(c.consume("trainer", version).refs))
             updater.update(played[version], version)
-    yield SimpleNamespace(config=config, folders=folders, played=played, admin=admin)
-    admin.load(sglang.model_path, "base", timeout_s=60)
-    admin.close()
+    return SimpleNamespace(config=config, folders=folders, played=played)
 
 
 async def work(config: Config, coordinator: Coordinator) -> None:
@@ -148,7 +153,7 @@ def test_what_is_trained_on_is_exactly_what_the_engine_sampled(journey):
         assert ends[-1] == len(t.tokens)
 
 
-def test_each_segment_of_a_trajectory_across_a_publication_is_that_of_its_own_weights(journey):
+def test_each_segment_of_a_trajectory_across_a_publication_is_that_of_its_own_weights(journey, admin):
     config, (old, new) = journey.config, journey.folders
     chat, run = Chat(config.model_path), config.run.name
     problem = training_problems(config)[0]
@@ -159,15 +164,15 @@ def test_each_segment_of_a_trajectory_across_a_publication_is_that_of_its_own_we
             step = environment.step
 
             async def publication(reply):
-                await asyncio.to_thread(journey.admin.bring, new, run, 60)
+                await asyncio.to_thread(admin.bring, new, run, 60)
                 return await step(reply)
 
             async def published(label: Label) -> bool:
                 return label.run == run
 
             environment.step = publication
-            engine = engines.Engine("e0", journey.admin.url, http, sampling, published, 60)
-            await asyncio.to_thread(journey.admin.bring, old, run, 60)
+            engine = engines.Engine("e0", admin.url, http, sampling, published, 60)
+            await asyncio.to_thread(admin.bring, old, run, 60)
             payload = json.dumps(problem).encode()
             return await play(
                 Reservation("e", problem["id"], payload, 0, 1, 0, 0.5, 1), environment, engine, chat, config

@@ -24,14 +24,12 @@ def test_traces_are_verifier_positive_and_masked_like_any_episode(settings, chat
 def test_a_share_of_the_traces_answers_without_the_tool_and_is_right_as_well(settings):
     environment = {"options": {"direct": 0.45}}
     config = settings(
-        data={"size": 64}, cold_start={"problems": 200}, environment=environment, rollout={"max_tokens": 48}
+        data={"size": 64}, cold_start={"problems": 100}, environment=environment, rollout={"max_tokens": 48}
     )
     found = asyncio.run(traces(config, cold_start_problems(config)))
     assert {(t.outcome, t.finish_reason) for t in found} == {(1.0, "stop")}
     direct = [t for t in found if t.metrics["turns"] == 1]
     assert {t.metrics["tool_calls"] for t in direct} == {0} and 0.3 < len(direct) / len(found) < 0.6
-    again = asyncio.run(traces(config, cold_start_problems(config)))
-    assert [t.metrics for t in again] == [t.metrics for t in found]
 
 
 def test_tasks_without_a_demonstration_are_refused_with_what_to_do(settings, tmp_path):
