@@ -127,9 +127,7 @@ class Launch:
     def prepare(self) -> None:
         """Everything up to version 0 and the prompts' first values."""
         config = self.config
-        print(
-            f"run {config.run.name}: all it writes is in {config.folder}, logs in {config.folder / 'logs'}", flush=True
-        )
+        print(f"run {config.run.name}: all that it writes is in {config.folder}", flush=True)
         with step("Redis"):
             self._start_redis()
         version_0.make(config, self._supervisor, step, self._start_engines)
@@ -172,29 +170,37 @@ class Launch:
     def train(self) -> None:
         """Coordinator, workers and trainer, until the trainer has made its last update and that is evaluated."""
         run = self.config.run
-        if self._in_ledger():  # a run that stopped itself goes on, because a person has started it again
-            patient(Coordinator(self._client, run.name).resume)
+        patient(self._reopen)
         with Display(Snapshots(self._client, run.name, run.total_steps, self._begun)) as display:
             crew = Crew(self.config, self._supervisor, self._client, self.url, self._engines, display.say)
             patient(crew.start)
             done, deadline = False, float("inf")
-            while not done:
-                patient(lambda: self._look(crew, display), say=display.say)
+            while not done and time.monotonic() < deadline:
+                done = patient(lambda: self._look(crew, display), say=display.say)
                 if crew.trained:
                     deadline = min(deadline, time.monotonic() + self._last_evaluation_s)
-                    done = patient(self._evaluated, say=display.say) or time.monotonic() > deadline
                 time.sleep(LOOP_S)
             patient(lambda: display.refresh(now=True), say=display.say)
         self.commands = patient(lambda: summary.commands(self._client, run.name))
         self._stopping = True
         self._supervisor.stop((name for name in self._supervisor.names if role(name) == "worker"), LAST_GRACE_S)
 
-    def _look(self, crew: Crew, display: Display) -> None:
+    def _reopen(self) -> None:
+        """A run that had stopped itself goes on, because a person has started it again."""
+        ledger = Coordinator(self._client, self.config.run.name)
+        with contextlib.suppress(UnknownRun):
+            if stopped := ledger.fields()["stopped"]:
+                print(f"the run had stopped itself ({stopped}); it goes on", flush=True)
+            ledger.resume()
+
+    def _look(self, crew: Crew, display: Display) -> bool:
+        """One pass of the loop; True when the last update is made and evaluated."""
         if self._server is not None and not self._server.running:
             display.say("Redis has ended; it starts again with all that was written")
             self._server = RedisServer.start(self._server.folder, self._server.port)
         crew.look()
         display.refresh()
+        return crew.trained and self._evaluated()
 
     @property
     def _last_evaluation_s(self) -> float:

@@ -15,6 +15,7 @@ import pytest
 from pipeline import crew as crews
 from pipeline import programs
 from pipeline.config import load
+from pipeline.coordinator import Coordinator
 from pipeline.display import Display, Snapshots
 from pipeline.engine_processes import engine_processes
 from pipeline.launch import Launch, up
@@ -221,6 +222,24 @@ def test_an_embedded_redis_that_is_killed_comes_back_with_its_data(capsys):
             assert "Redis has ended; it starts again" in capsys.readouterr().out
         finally:
             launch.stop()
+
+
+def test_a_run_that_stopped_itself_goes_on_when_it_is_started_again(redis_url, capsys):
+    import redis
+
+    config = load("small.toml")
+    with redis.Redis.from_url(redis_url) as client, locked(config.folder) as lock:
+        launch = Launch(config, [], redis_url, lock)
+        launch._start_redis()
+        launch._reopen()
+        assert capsys.readouterr().out == "", "it is not in the ledger yet"
+        ledger = Coordinator.create(client, "small", config.ledger_settings)
+        ledger.stop("100 failures in a row")
+        launch._reopen()
+        assert "the run had stopped itself (100 failures in a row); it goes on" in capsys.readouterr().out
+        assert not ledger.fields()["stopped"]
+        for key in client.scan_iter("hr:{small}*"):
+            client.delete(key)
 
 
 def test_engines_serve_until_no_worker_needs_them(tmp_path):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pipeline.supervisor import Program, Supervisor
+from pipeline.supervisor import ProcessFailed, Program, Supervisor
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_the_kernel_kills_the_children_of_a_launcher_that_is_sigkilled(tmp_path)
     code = f"""
         import sys, time
         from pathlib import Path
-        from pipeline.supervisor import Program, Supervisor
+        from pipeline.supervisor import ProcessFailed, Program, Supervisor
         folder = Path({str(tmp_path)!r})
         sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
         process = Supervisor().start(Program("child", sleep, folder / "log"))
@@ -181,3 +181,34 @@ def test_a_hurried_stop_grants_no_grace(supervisor, tmp_path):
     supervisor.hurry = True
     supervisor.stop()
     assert process.popen.returncode == -signal.SIGKILL
+
+
+def test_a_wait_ends_when_what_is_waited_for_is_there(supervisor, tmp_path):
+    program = python(tmp_path, f"open({str(tmp_path / 'made')!r}, 'w'); import time; time.sleep(60)", serves=True)
+    supervisor.start(program)
+    supervisor.wait_until((tmp_path / "made").exists, program, 10)
+
+
+def test_a_wait_ends_with_the_log_of_whatever_fails_meanwhile(supervisor, tmp_path):
+    waited_for = python(tmp_path, "import time; time.sleep(60)")
+    supervisor.start(waited_for)
+    supervisor.start(python(tmp_path, "print('bye')", name="server", serves=True))
+    with pytest.raises(ProcessFailed, match=r"(?s)server exited with 0.*bye"):
+        supervisor.wait_until(lambda: False, waited_for, 10)
+
+
+def test_a_wait_has_a_bound(supervisor, tmp_path):
+    program = python(tmp_path, "import time; time.sleep(60)")
+    supervisor.start(program)
+    with pytest.raises(ProcessFailed, match="child took longer than 0 s"):
+        supervisor.wait_until(lambda: False, program, 0.2)
+
+
+def test_a_drain_can_be_shortened_but_not_prolonged(supervisor, tmp_path):
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
+    supervisor.start(python(tmp_path, f"{stubborn}; time.sleep(60)", grace_s=50))
+    wait_for(lambda: "up" in (tmp_path / "child.log").read_text())
+    supervisor.drain("child")
+    begun = time.monotonic()
+    supervisor.stop(["child"], grace_s=0.3)
+    assert 0.2 < time.monotonic() - begun < 5
