@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -60,14 +60,20 @@ def ledger(headrace, redis_url, monkeypatch):
 
 
 def test_help_answers_in_a_blink():
+    """In CPU seconds, which other processes on the machine cannot spoil."""
     script = Path(sys.executable).with_name("headrace")
     times = []
     for _ in range(5):
-        begun = time.perf_counter()
+        begun = cpu_seconds_of_children()
         done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - begun)
+        times.append(cpu_seconds_of_children() - begun)
     assert "headrace up demo.toml" in done.stdout
     assert min(times) < 0.3
+
+
+def cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_init_writes_a_recipe_under_its_new_name_and_never_over_a_file(headrace):
