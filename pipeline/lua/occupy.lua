@@ -8,15 +8,24 @@
 -- returns PLACED, buffer | SURPLUS | GONE | OLD | BAD, what | ORDER, last_id
 local entry, worker, ids = ARGV[5], ARGV[6], ARGV[10]
 local key, stream = KEYS[FIXED + 1], KEYS[FIXED + 2]
-local e = redis.call('HMGET', key, 'state', 'prompt', 'version', 'deadline', 'event', 'ids', 'placed', 'exponential')
-local state, prompt, version, deadline, placed = e[1], e[2], tonumber(e[3]), tonumber(e[4]), e[7]
+local e = redis.call('HMGET', key, 'state', 'prompt', 'version', 'deadline', 'event', 'ids', 'placed', 'exponential',
+  'worker')
+local state, prompt, version, deadline, placed, owner = e[1], e[2], tonumber(e[3]), tonumber(e[4]), e[7], e[9]
 
 local function first_answer()
   if placed then return reply('PLACED', tonumber(placed)) end
   if state == 'SURPLUS' and e[6] then return reply('SURPLUS') end
   return reply('GONE')
 end
-if e[6] == ids then return trouble() and reply(trouble()) or first_answer() end
+local function refuse(answer)
+  for id in string.gmatch(ids, '%S+') do redis.call('XDEL', stream, id) end
+  forget_worker(worker)
+  return answer
+end
+if e[6] == ids and owner == worker then -- sent again; its payloads stay, unless they are needed no longer
+  local answer = trouble() and reply(trouble()) or first_answer()
+  return (state == 'OCCUPIED' or state == 'CONSUMED') and answer or refuse(answer)
+end
 
 local function number(id) return tonumber(string.match(id, '^%d+')) end -- our ids are n-0
 local newest = redis.call('HGET', worker_key(worker), 'last_id') or '0-0'
@@ -27,13 +36,8 @@ for id in string.gmatch(ids, '%S+') do
 end
 
 redis.call('HSET', worker_key(worker), 'last_id', new)
-local function refuse(answer)
-  for id in string.gmatch(ids, '%S+') do redis.call('XDEL', stream, id) end
-  forget_worker(worker)
-  return answer
-end
 if trouble() then return refuse(reply(trouble())) end
-if state ~= 'RESERVED' then return refuse(first_answer()) end
+if state ~= 'RESERVED' or owner ~= worker then return refuse(first_answer()) end
 if prompt ~= ARGV[7] then return refuse(reply('BAD', 'prompt', prompt)) end
 if version ~= tonumber(ARGV[8]) then return refuse(reply('BAD', 'version', version)) end
 if tonumber(ARGV[9]) < version then return refuse(reply('OLD')) end

@@ -1,17 +1,19 @@
 #!lua
 -- include: _run _check _prompts _buffers
 -- EMPTY -> RESERVED: admits one entry, if it can be placed in time whatever the others do; draws its prompt and
--- freezes the prompt's value. The same entry id again gets the same answer, as long as the entry lives.
+-- freezes the prompt's value. The same entry id again gets the same answer, as long as the entry lives; another
+-- worker's is GONE.
 -- KEYS  [11] the entry; builds prompt:<drawn>, engine:<name>, worker:<incarnation>, buffer:<window>
 -- ARGV  [5] entry, worker, engine, Exp(1) for the prompt's return
 -- returns OK, prompt, payload, version, deadline, event, value, attempt | ENGINE STALE PAUSED MEMORY FULL NO_PROMPT | GONE
 local entry, worker, engine, exponential = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local key = KEYS[FIXED + 1]
 
-local before = redis.call('HMGET', key, 'state', 'prompt', 'version', 'deadline', 'event', 'value', 'attempt')
+local before = redis.call('HMGET', key, 'state', 'prompt', 'version', 'deadline', 'event', 'value', 'attempt',
+  'worker')
 if before[1] then
-  if before[1] == 'RELEASED' or before[1] == 'SURPLUS' then return reply('GONE') end
-  return reply('OK', before[2], redis.call('HGET', prompt_key(before[2]), 'payload'), unpack(before, 3))
+  if before[1] == 'RELEASED' or before[1] == 'SURPLUS' or before[8] ~= worker then return reply('GONE') end
+  return reply('OK', before[2], redis.call('HGET', prompt_key(before[2]), 'payload'), unpack(before, 3, 7))
 end
 
 local e = redis.call('HMGET', RUN .. ':engine:' .. engine, 'state', 'version')

@@ -11,6 +11,14 @@ from pipeline.coordinator import Placed, Refused, Surplus
 from pipeline.errors import BadTrajectory
 
 
+def send(d, r, worker, payload):
+    """One MULTI [XADD 77-0, occupy] as it goes over the wire; the transition's whole reply."""
+    stream = keys.trajectories(d.run, worker)
+    args = [d.ms, 0, 0, 0, r.entry, worker, r.prompt, 0, 0, "77-0", "1.0"]
+    occupy = ("occupy", [*keys.fixed(d.run), keys.entry(d.run, r.entry), stream], args)
+    return d.c._ledger.scripts.run_after([("XADD", stream, "77-0", "payload", payload)], *occupy)[1]
+
+
 def test_the_example_of_the_page(new_run, names):
     """η = 1, B = 4, head = version = 1: six reserve, all with deadline 2; the first to finish occupies buffer 1."""
     d = new_run(max_staleness=1)
@@ -105,13 +113,32 @@ def test_a_transaction_sent_twice_counts_once(new_run, names):
     d = new_run()
     r = d.reserve()
     payload = names.trajectory(r).encode()
-    stream = keys.trajectories(d.run, names.worker)
-    args = [d.ms, 0, 0, 0, r.entry, names.worker, r.prompt, 0, 0, "77-0", "1.0"]
-    occupy = ("occupy", [*keys.fixed(d.run), keys.entry(d.run, r.entry), stream], args)
-    scripts = d.c._ledger.scripts
-    first, again = (scripts.run_after([("XADD", stream, "77-0", "payload", payload)], *occupy) for _ in range(2))
-    assert first[1] == again[1]
+    first, again = (send(d, r, names.worker, payload) for _ in range(2))
+    assert first == again
     assert d.stored_payloads() == {(names.worker, "77-0")}
+
+
+def test_a_transaction_sent_again_brings_no_payload_back_that_nobody_needs(new_run, names):
+    d = new_run(batch_size=1, max_staleness=0)
+    r = d.reserve()
+    payload = names.trajectory(r).encode()
+    first = send(d, r, names.worker, payload)
+    d.ms += 60_000
+    d.c.reap()  # the worker is dead, and its stream goes with its last payload
+    d.c.join("t1", 0, recent=[r.entry])
+    assert not d.client.exists(keys.trajectories(d.run, names.worker))
+    again = send(d, r, names.worker, payload)
+    assert (again[0], again[4]) == (first[0], first[4])
+    assert d.stored_payloads() == set()
+    assert not d.client.exists(keys.trajectories(d.run, names.worker), keys.worker(d.run, names.worker))
+
+
+def test_an_entry_is_handed_in_by_its_own_worker_only(new_run, names):
+    d = new_run()
+    r = d.reserve()
+    assert send(d, r, "w1-a", names.trajectory(r).encode())[0] == b"GONE"
+    assert (d.entry(r.entry)["state"], d.stored_payloads()) == ("RESERVED", set())
+    assert d.finish(r) == Placed(0)
 
 
 def test_gone_entries_leave_no_payload(new_run):

@@ -30,6 +30,15 @@ def test_the_same_entry_id_gets_the_same_answer(new_run):
     assert d.reserve(entry="x") == first
 
 
+def test_an_entry_of_another_worker_is_gone(new_run):
+    d = new_run()
+    first = d.reserve(entry="x")
+    before = d.everything()
+    assert d.reserve(entry="x", worker="w1-a") == Refused("GONE")
+    assert d.everything() == before
+    assert d.reserve(entry="x") == first
+
+
 def test_an_entry_given_back_cannot_be_reserved_again(new_run):
     d = new_run()
     r = d.reserve(entry="x")
