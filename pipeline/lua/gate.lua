@@ -21,6 +21,7 @@ elseif what == 'resume' then
 elseif what == 'stop' then
   stop(detail)
 else
+  redis.call('ZADD', WORKERS, 'NX', now + run.lease_ms, detail) -- so that one that never comes is forgotten
   redis.call('HSET', RUN .. ':worker:' .. detail, 'drain', 1)
   record('drain', 'worker', detail)
 end

@@ -68,6 +68,15 @@ def test_renew_tells_a_worker_to_drain(new_run, names):
     assert d.finish(r) == Placed(0)
 
 
+def test_the_drain_of_a_worker_that_never_comes_is_forgotten(new_run):
+    d = new_run(lease_s=15)
+    d.c.drain("nobody")
+    assert d.reserve(worker="nobody") == Refused("PAUSED")
+    d.ms += 16_000
+    d.c.reap()
+    assert not d.client.exists(keys.worker(d.run, "nobody"))
+
+
 def test_after_a_restart_of_redis_one_full_lease_passes_first(new_run, names):
     d = new_run(lease_s=15)
     r = d.reserve()
