@@ -22,7 +22,7 @@ if behind then
 end
 forget_buffers(run.oldest, checkpoint - 1)
 if behind then run.head, run.version = checkpoint, checkpoint end
-run.joined = math.max(now, run.joined + 1)
+run.joined = math.max(now, run.joined + 1, tonumber(ARGV[2]) + 1) -- newer than what the caller saw, at any clock
 redis.call('HSET', TRAINERS, trainer, now)
 redis.call('HSET', RUN, 'trainer', trainer, 'joined', run.joined, 'head', run.head, 'version', run.version,
   'event', run.event, 'oldest', checkpoint, 'checkpoint', checkpoint)

@@ -203,6 +203,18 @@ def test_a_ledger_that_lost_writes_is_noticed_until_the_trainer_joins_again(new_
     assert d.reserve().version == 1
 
 
+def test_a_join_ends_the_rollback_even_if_the_clock_steps_back(new_run, names):
+    d = new_run(batch_size=2, max_staleness=1)
+    d.update()
+    d.client.hset(keys.run(d.run), mapping={"version": 0, "head": 0, "joined": 0})  # it lost the Join as well
+    d.ms -= 500_000
+    with pytest.raises(RolledBack):
+        d.reserve()
+    joined = d.c.join("t1", 1)
+    assert (joined.version, joined.head) == (1, 1)
+    assert d.c.consume("t1", 1) is None
+
+
 def test_the_smallest_budget_keeps_moving_if_the_trainer_checkpoints_while_it_waits(new_run, names):
     d = new_run(batch_size=2, max_staleness=1, max_trajectory_bytes=1000, byte_budget=2000)
     for version in range(4):
