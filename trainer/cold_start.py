@@ -78,7 +78,7 @@ def fine_tune(model, traces: list[Trajectory], config: Config) -> float:
     train, held = traces[:-held_out], traces[-held_out:]
     # Where some traces use a tool and some do not, success is that of the ones that do.
     held = [trace for trace in held if trace.metrics.get("tool_calls")] or held
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     share_rows = policy.shares_rows(model, model.device)
     order = np.random.default_rng(config.run.seed)
     queue: list[int] = []
