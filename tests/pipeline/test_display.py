@@ -43,7 +43,16 @@ def snapshot(processes=6, updates=200) -> Snapshot:
     ]
     evaluations = [Evaluation(v, "done", success=0.3 + v / 1000) for v in range(0, 200, 15)]
     evaluations.append(Evaluation(200, "running"))
-    return Snapshot("a-rather-long-name-of-a-run", 1000, 4000.0, {"version": 200, "waiting": ""}, buffers, metrics, evaluations, rows)
+    return Snapshot(
+        "a-rather-long-name-of-a-run",
+        1000,
+        4000.0,
+        {"version": 200, "waiting": ""},
+        buffers,
+        metrics,
+        evaluations,
+        rows,
+    )
 
 
 def screen(snapshot: Snapshot, width=80, height=24) -> list[str]:
