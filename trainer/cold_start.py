@@ -1,4 +1,4 @@
-"""Before RL: version 0 of the policy. `python -m trainer.cold_start RUN.toml [--model-only]`
+"""Before RL: version 0 of the policy. `python -m trainer.cold_start RUN.toml`
 
     model.path, or [model.tiny] made on the spot
         └─▶ traces.bin: scripted, verifier-positive episodes ── supervised steps on their action tokens ─┐
@@ -41,18 +41,20 @@ class ColdStartFailed(HeadraceError):
     code = "COLD_START"
 
 
-def prepare(config: Config, model_only: bool = False) -> None:
+def make_model(config: Config) -> None:
+    """The tiny model and its tokenizer in `config.model_path`, if [model.tiny] asks for them and they are missing."""
+    if config.model.path is None:
+        context = max(4096, config.rollout.context_length)
+        tiny.make(config.model_path, config.model.tiny, _questions(config), config.run.seed, context)
+
+
+def prepare(config: Config) -> None:
     """Make the model if [model.tiny] asks for it, fine-tune it and write weights/0. Returns at once if that is done,
     or if the run has a checkpoint already: version 0 may be deleted by then."""
     final = config.folder / "weights" / "0"
     if (final / MANIFEST).is_file() or checkpoint.newest(config.folder / "checkpoints"):
         return
-    questions = [problem["question"] for problem in data.training_problems(config)]
-    if config.model.path is None:
-        context = max(4096, config.rollout.context_length)
-        tiny.make(config.model_path, config.model.tiny, questions, config.run.seed, context)
-    if model_only:
-        return
+    make_model(config)
     torch.set_num_threads(config.trainer.threads)
     model = policy.load(config.model_path).to(device_of(config.trainer))
     if config.cold_start is not None:
@@ -62,7 +64,7 @@ def prepare(config: Config, model_only: bool = False) -> None:
             wait_for(traces, TRACES_S)
         fine_tune(model, trajectory_file.read(traces), config)
     remove_drafts(final.parent)
-    probe = probe_tokens(config.model_path, "\n".join(questions[:PROBE_QUESTIONS]))
+    probe = probe_tokens(config.model_path, "\n".join(_questions(config)[:PROBE_QUESTIONS]))
     write_weights(model, final, 0, config.model_path, config.model.dtype, probe)
 
 
@@ -128,6 +130,10 @@ def trace_probability(model, traces: list[Trajectory], token_budget: int, share_
     return float(np.mean(chances))
 
 
+def _questions(config: Config) -> list[str]:
+    return [problem["question"] for problem in data.training_problems(config)]
+
+
 def _micro_batches(traces: list[Trajectory], token_budget: int, share_rows: bool, device: torch.device):
     for rows in plan([len(t.tokens) for t in traces], token_budget, share_rows=share_rows)[0]:
         yield pack(rows, traces).to(device)
@@ -136,9 +142,7 @@ def _micro_batches(traces: list[Trajectory], token_budget: int, share_rows: bool
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer.cold_start", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="the run's TOML file")
-    parser.add_argument("--model-only", action="store_true", help="only make the model of [model.tiny]")
-    arguments = parser.parse_args()
-    prepare(load(arguments.run), arguments.model_only)
+    prepare(load(parser.parse_args().run))
 
 
 if __name__ == "__main__":

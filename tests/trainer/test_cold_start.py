@@ -17,7 +17,7 @@ from pipeline.trajectory import Trajectory
 from tests.trainer.ledger import DEFAULTS, RUN
 from trainer import cold_start
 from trainer import model as policy
-from trainer.cold_start import prepare, trace_probability
+from trainer.cold_start import make_model, prepare, trace_probability
 from trainer.packing import action_places
 from trainer.publish import write_weights
 
@@ -58,7 +58,7 @@ def write_traces(config, count=120):
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     config = make_folder(tmp_path_factory.mktemp("runs"))
-    prepare(config, model_only=True)
+    make_model(config)
     assert not (config.folder / "weights").exists()
     write_traces(config)
     prepare(config)
@@ -118,7 +118,7 @@ def test_the_tiny_model_reads_as_far_as_the_run_asks(tmp_path):
         text = text.replace(number, number.replace("128", "8192"))
     (tmp_path / "run.toml").write_text(text)
     config = load(tmp_path / "run.toml")
-    prepare(config, model_only=True)
+    make_model(config)
     assert json.loads((config.model_path / "config.json").read_text())["max_position_embeddings"] == 8192
 
 
@@ -138,7 +138,7 @@ def test_a_second_time_nothing_is_done(prepared):
 
 def test_too_few_steps_end_it_with_what_was_reached(tmp_path):
     config = make_folder(tmp_path, max_steps=2)
-    prepare(config, model_only=True)
+    make_model(config)
     write_traces(config)
     command = [sys.executable, "-W", "error", "-m", "trainer.cold_start", str(config.folder / "run.toml")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -149,7 +149,7 @@ def test_too_few_steps_end_it_with_what_was_reached(tmp_path):
 
 def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path, monkeypatch):
     config = make_folder(tmp_path)
-    prepare(config, model_only=True)
+    make_model(config)
     monkeypatch.setattr(cold_start, "TRACES_S", 0.1)
     with pytest.raises(HeadraceError, match=r"traces\.bin: expected within 0\.1 s"):
         prepare(config)
