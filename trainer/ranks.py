@@ -99,5 +99,6 @@ def joined(settings: Trainer):
         dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=patience)
     try:
         yield Ranks(rank, size, device, init_device_mesh(device.type, (size,)))
+        dist.barrier()  # a rank that leaves first closes sockets which the others may still read
     finally:
         dist.destroy_process_group()
