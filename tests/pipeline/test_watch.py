@@ -150,11 +150,16 @@ def test_engines_stay_at_a_version_while_it_is_evaluated(config, client, run, st
     until(lambda: evals.claim(client, run, "worker-0") == 0)
     ledger.join("trainer", 5)
     ledger.publish("trainer", 5, *publish(5))
+
+    def said():
+        ledger.renew("worker-0", [])
+        return any("evaluation of version 0" in p["waiting"] for p in read_processes(client, run))
+
+    until(said)
     for _ in range(10):
         ledger.renew("worker-0", [])
         time.sleep(0.1)
     assert ready_at(ledger) == [0]
-    assert any("evaluation of version 0" in p["waiting"] for p in read_processes(client, run))
     evals.finish(client, run, 0, "worker-0", success=0.5, stderr=0.1, trajectories=8, seconds=1.0)
     until(lambda: ready_at(ledger) == [5])
 
