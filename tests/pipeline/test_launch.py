@@ -247,8 +247,9 @@ def test_engines_serve_until_no_worker_needs_them(tmp_path):
     config, log = load("small.toml"), tmp_path / "log"
     code = (
         "import signal, sys, time\n"
-        "def end(*_): time.sleep(float(sys.argv[2])); print(sys.argv[1], time.monotonic()); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, end); print(sys.argv[1], 'is up'); time.sleep(60)"
+        "def say(what): print(f'{sys.argv[1]} {what}\\n', end='')  # one write: all four share the file\n"
+        "def end(*_): time.sleep(float(sys.argv[2])); say(time.monotonic()); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); say('is up'); time.sleep(60)"
     )
     with locked(config.folder) as lock:
         launch = Launch(config, [], "redis://127.0.0.1:1", lock)
