@@ -4,7 +4,7 @@
                          -- include: _run _check _prompts        lua/_run.lua, lua/_check.lua … are put here, in order
                          -- …header, then the transition itself
 
-EVALSHA, and on NOSCRIPT (Redis restarted, or SCRIPT FLUSH) load and send again: what was never run did nothing.
+EVALSHA, and on NOSCRIPT (Redis restarted, or SCRIPT FLUSH) EVAL, which loads it: what was never run did nothing.
 """
 
 import hashlib
@@ -39,31 +39,23 @@ class Scripts:
         self.sources = {name: source(name, shebang) for name in names}
         self.sha = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self.sources.items()}
 
-    def load(self) -> None:
-        with self.client.pipeline(transaction=False) as pipe:
-            for text in self.sources.values():
-                pipe.script_load(text)
-            pipe.execute()
-
     def run(self, name: str, keys: list[str], args: list) -> list:
         try:
             return self.client.evalsha(self.sha[name], len(keys), *keys, *args)
         except NoScriptError:
-            self.load()
-            return self.client.evalsha(self.sha[name], len(keys), *keys, *args)
+            return self.client.eval(self.sources[name], len(keys), *keys, *args)
 
     def run_after(self, commands: list[tuple], name: str, keys: list[str], args: list) -> tuple[list, list]:
         """MULTI [commands; the transition] in one round trip. Returns the commands' answers, errors among them, and the
         transition's. After NOSCRIPT all is sent again: the commands must bear repetition (XADD with an explicit id)."""
-        for _ in range(2):
+        for transition in (("EVALSHA", self.sha[name]), ("EVAL", self.sources[name])):
             with self.client.pipeline(transaction=True) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)
-                pipe.execute_command("EVALSHA", self.sha[name], len(keys), *keys, *args)
+                pipe.execute_command(*transition, len(keys), *keys, *args)
                 *answers, last = pipe.execute(raise_on_error=False)
             if not isinstance(last, NoScriptError):
                 break
-            self.load()
         if isinstance(last, Exception):
             raise last
         return answers, last
