@@ -89,7 +89,7 @@ def recipes(as_json):
 @json_option
 def validate(run_toml, overrides, as_json):
     """Check a run's settings; nothing is started."""
-    from pipeline.config import load
+    from pipeline.config_file import load
     from pipeline.config_rules import unwise
 
     config = load(run_toml, overrides)
@@ -280,7 +280,7 @@ def worker(run_toml, name, redis_url):
 def train(run_toml, redis_url):
     """The trainer, with torchrun when it has several ranks."""
     from pipeline import programs
-    from pipeline.config import load
+    from pipeline.config_file import load
 
     _with_redis(redis_url)
     config = load(_resolved(run_toml))
@@ -293,7 +293,7 @@ def train(run_toml, redis_url):
 def cold_start(run_toml):
     """Make version 0: the model made on the spot if there is none, fine-tuned on scripted traces if asked for."""
     from pipeline import version_0
-    from pipeline.config import load
+    from pipeline.config_file import load
     from pipeline.launch import step
     from pipeline.supervisor import Supervisor
 
@@ -332,7 +332,7 @@ def doctor(as_json):
 
 def _resolved(run_toml: Path) -> Path:
     """The run.toml of the run's folder, written if this is its first process; other settings are refused."""
-    from pipeline.config import load
+    from pipeline.config_file import load
     from pipeline.run_folder import open_folder
 
     return open_folder(load(run_toml))

@@ -1,25 +1,20 @@
-"""One TOML file per run, checked before anything starts.
+"""The settings of one run, checked before anything starts. config_file.py reads them from its TOML file.
 
     run.toml ──load()──▶ Config ──.digest──▶ stored in Redis; a process whose digest differs refuses to join
                             └──.folder────▶ everything the run writes: {run.folder}/{run.name}/
 
-An unknown key is an error that names its path and the nearest known key. `section.key=value` overrides a file's value.
 The digest leaves out what may differ between the hosts of one run: addresses, paths, ports, counts of processes.
 """
 
-import difflib
 import hashlib
 import json
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.config_rules import ignored, impossible
-from pipeline.errors import ConfigError
 
 
 class Section(BaseModel):
@@ -234,10 +229,6 @@ class Config(Section):
         keys = sorted(ours.keys() | theirs.keys())
         return [f"{k}: {ours.get(k)} → {theirs.get(k)}" for k in keys if ours.get(k) != theirs.get(k)]
 
-    def to_toml(self) -> str:
-        """The resolved settings; `load` reads them back to an equal Config."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         if problems := [*impossible(self), *ignored(self)]:
@@ -258,71 +249,9 @@ NOT_SHARED = {
 }
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a run's TOML file and apply `section.key=value` overrides (values in TOML syntax, bare words as strings).
-
-    Raises ConfigError with one line per problem: the key's path, what was expected, what was found, the nearest key.
-    """
-    try:
-        values = tomllib.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `headrace init NAME --recipe demo` writes one") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; a run's TOML file is expected") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    for override in overrides:
-        _apply(values, override)
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        lines = [line for e in error.errors() for line in _describe(e).splitlines()]
-        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
-
-
-def _apply(values: dict[str, Any], override: str) -> None:
-    dotted, separator, text = override.partition("=")
-    if not separator or not all(dotted.split(".")):
-        raise ConfigError(f"override {override!r}: expected section.key=value, such as run.seed=2")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *sections, key = dotted.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"override {override!r}: {section} is a value, not a section")
-    values[key] = value
-
-
-def _describe(error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        known = _fields_at(error["loc"][:-1])
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return f"{place}: unknown key; {hint}"
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "missing":
-        return f"{place}: missing; it has no default"
-    if not place:  # of config_rules.py: its lines name their settings themselves
-        return message
-    return f"{place}: {message[0].lower()}{message[1:]}, found {error['input']!r}"
-
-
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _fields_at(location: tuple) -> list[str]:
-    model: Any = Config
-    for part in location:
-        annotation: Any = model.model_fields[part].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
-    return list(model.model_fields)

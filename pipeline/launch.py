@@ -19,7 +19,8 @@ from pathlib import Path
 import redis
 
 from pipeline import evals, programs, summary, version_0
-from pipeline.config import Config, load
+from pipeline.config import Config
+from pipeline.config_file import load
 from pipeline.config_rules import unwise
 from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role

@@ -4,7 +4,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from pipeline.config import load
+from pipeline.config_file import load
 from pipeline.errors import ConfigError
 
 

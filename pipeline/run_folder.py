@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config, load
+from pipeline.config import Config
+from pipeline.config_file import load, to_toml
 from pipeline.errors import ConfigError, HeadraceError
 
 LOCK = "up.lock"
@@ -49,7 +50,7 @@ def open_folder(config: Config, rewrite: bool = False) -> Path:
     if rewrite or not path.exists():
         config.folder.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".run.toml-{os.getpid()}")
-        draft.write_text(config.to_toml())
+        draft.write_text(to_toml(config))
         draft.rename(path)
     return path
 

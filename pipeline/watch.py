@@ -22,7 +22,8 @@ import redis
 
 from advantage import Evidence
 from pipeline import events, jsonl
-from pipeline.config import Config, load
+from pipeline.config import Config
+from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.engine_fleet import EngineFleet

@@ -10,7 +10,8 @@ import signal
 from pathlib import Path
 
 from pipeline import program
-from pipeline.config import Config, load
+from pipeline.config import Config
+from pipeline.config_file import load
 from pipeline.errors import ConfigError
 from pipeline.redis_server import connect, find_url
 

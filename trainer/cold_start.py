@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from pipeline import data, program, trajectory_file
-from pipeline.config import ColdStart, Config, load
+from pipeline.config import ColdStart, Config
+from pipeline.config_file import load
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.run_folder import wait_for
 from pipeline.trajectory import Trajectory

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import signal
 
-from pipeline import config
+from pipeline import config, config_file
 from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError
 from pipeline.program import run
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--name", default="worker-0")
     parser.add_argument("--redis", metavar="URL", help="else REDIS_URL, else redis.url")
     arguments = parser.parse_args()
-    settings = config.load(arguments.run)
+    settings = config_file.load(arguments.run)
     redis_url = find_url(arguments.redis, settings.redis.url)
     if not redis_url:
         raise ConfigError("a worker needs the run's Redis: give --redis URL, or set REDIS_URL or redis.url")

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from pipeline import config, jsonl
+from pipeline import config, config_file, jsonl
 from pipeline.data import Problem, evaluation_problems, training_problems
 from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--engine", action="append", metavar="URL", help="else engines.urls")
     parser.add_argument("--version", type=int, help="the only version that may answer (eval)")
     arguments = parser.parse_args()
-    settings = config.load(arguments.run)
+    settings = config_file.load(arguments.run)
     urls = arguments.engine or settings.engines.urls
     if not urls:
         parser.error("no engine: give --engine URL, or set engines.urls")

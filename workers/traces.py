@@ -15,7 +15,7 @@ import random
 
 import numpy as np
 
-from pipeline import config, trajectory_file
+from pipeline import config, config_file, trajectory_file
 from pipeline.data import Problem, cold_start_problems
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
@@ -89,7 +89,7 @@ async def traces(settings: config.Config, problems: list[Problem]) -> list[Traje
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.traces", description=__doc__.splitlines()[0])
     parser.add_argument("run", metavar="RUN.toml")
-    settings = config.load(parser.parse_args().run)
+    settings = config_file.load(parser.parse_args().run)
     if settings.cold_start is None:
         raise ConfigError("traces are for the cold start: add a [cold_start] table to the run's file")
     settings.folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import redis
 
 from pipeline import crew, reports
 from pipeline.cli import main
-from pipeline.config import load
+from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
 from pipeline.progress import Progress
 from pipeline.redis_server import RedisServer

@@ -3,8 +3,10 @@ import sys
 
 import pytest
 
-from pipeline.config import Config, ConfigError, load
+from pipeline.config import Config
+from pipeline.config_file import load
 from pipeline.data import cold_start_problems, evaluation_problems, training_problems
+from pipeline.errors import ConfigError
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 

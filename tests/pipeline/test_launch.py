@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import crew as crews
 from pipeline import programs
-from pipeline.config import load
+from pipeline.config_file import load, to_toml
 from pipeline.coordinator import Coordinator
 from pipeline.display import Display, Snapshots
 from pipeline.engine_processes import engine_processes
@@ -197,7 +197,7 @@ def test_a_finished_run_says_so_and_starts_nothing(capsys):
     }
     with locked(config.folder):
         pass
-    (config.folder / "run.toml").write_text(config.to_toml())
+    (config.folder / "run.toml").write_text(to_toml(config))
     (config.folder / "finished.json").write_text(json.dumps(result))
     assert up(Path("small.toml"), ["run.total_steps=5"]) == 0
     out = capsys.readouterr().out

@@ -11,6 +11,7 @@ import redis
 
 from pipeline import evals, jsonl, watch
 from pipeline.config import Config
+from pipeline.config_file import to_toml
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.engines import Engine
@@ -261,7 +262,7 @@ def test_a_redis_that_lost_the_run_gets_it_again(config, client, run, start, pub
 def test_sigterm_ends_the_process_cleanly(config, redis_url, run, publish, scripted_engine):
     publish(0)
     path = config.folder / "run.toml"
-    path.write_text(config.to_toml())
+    path.write_text(to_toml(config))
     command = [sys.executable, "-m", "pipeline.cli", "coordinator", str(path), "--engine", scripted_engine().url]
     environment = os.environ | {"REDIS_URL": redis_url}
     with (

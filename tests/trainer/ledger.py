@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import redis
 
-from pipeline.config import Config, load
+from pipeline.config import Config
+from pipeline.config_file import load
 from pipeline.coordinator import Coordinator, Placed, Reservation
 from pipeline.errors import RolledBack, UnknownRun
 from pipeline.trajectory import Trajectory

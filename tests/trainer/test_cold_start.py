@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import trajectory_file, weights
-from pipeline.config import load
+from pipeline.config_file import load
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.trajectory import Trajectory
 from tests.trainer.ledger import DEFAULTS, RUN

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pipeline.config import ConfigError
+from pipeline.errors import ConfigError
 from workers.chat import Chat
 
 USER = [{"role": "user", "content": "12 * 7 = ?"}]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import config
-from pipeline.config import ConfigError
+from pipeline.errors import ConfigError
 from workers.environments import Environment, Turn, load, open_environment
 from workers.environments.math_tool import MathTool, read_call, verify
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import ConfigError
 from pipeline.data import cold_start_problems
+from pipeline.errors import ConfigError
 from workers.traces import traces
 
 
