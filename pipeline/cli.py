@@ -1,5 +1,8 @@
 """`headrace`: one command line for everything. Each command imports what it needs, so that --help answers at once.
 
+    cli.py            settings, `up`, `eval`, `doctor`, and one process each
+    cli_reports.py    a run that is there: read it, tell it
+
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 stopped by Ctrl-C.
 """
 
@@ -11,12 +14,10 @@ from pathlib import Path
 
 import click
 
+from pipeline import cli_reports
+from pipeline.cli_options import json_option, redis_option, show
+
 RUN_TOML = click.Path(dir_okay=False, path_type=Path)
-redis_option = click.option(
-    "--redis", "redis_url", metavar="URL", help="Instead of REDIS_URL and the run's own server."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-run_argument = click.argument("run", required=False)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 
 
@@ -60,6 +61,10 @@ def cli():
     """
 
 
+for command in cli_reports.COMMANDS:
+    cli.add_command(command)
+
+
 # -- a run's settings
 
 
@@ -80,7 +85,7 @@ def recipes(as_json):
     """The settings that come with headrace."""
     from pipeline import recipe_files
 
-    _show(recipe_files.described(), as_json)
+    show(recipe_files.described(), as_json)
 
 
 @cli.command()
@@ -116,128 +121,6 @@ def up(run_toml, overrides, redis_url):
     return up(run_toml, list(overrides), redis_url)
 
 
-@cli.command()
-@run_argument
-@json_option
-def down(run, as_json):
-    """Stop a run that is up, in order; it can be resumed."""
-    from pipeline import reports
-
-    _tell(reports.down(run), as_json)
-
-
-@cli.command()
-@run_argument
-@redis_option
-@json_option
-def status(run, redis_url, as_json):
-    """Where a run is, and what each of its processes does or waits for."""
-    from pipeline import reports
-
-    with reports.ledger_of(run, redis_url) as ledger:
-        _show(reports.status(ledger), as_json)
-
-
-@cli.command()
-@run_argument
-@redis_option
-@json_option
-def buffers(run, redis_url, as_json):
-    """The staleness buffers: state, entries occupied and reserved."""
-    from pipeline import reports
-
-    with reports.ledger_of(run, redis_url) as ledger:
-        _show(reports.buffers(ledger), as_json)
-
-
-@cli.command()
-@run_argument
-@redis_option
-@json_option
-@click.option("--count", default=20, show_default=True, help="How many of the newest.")
-@click.option("--follow", is_flag=True, help="Go on as they happen, until Ctrl-C.")
-def events(run, redis_url, as_json, count, follow):
-    """The transitions of the ledger, one line each."""
-    from pipeline import reports
-
-    with reports.ledger_of(run, redis_url) as ledger:
-        for event in reports.events(ledger, count, follow):
-            click.echo(json.dumps(event) if as_json else reports.event_line(event))
-
-
-@cli.group()
-def prompts():
-    """The prompts of a run."""
-
-
-@prompts.command("list")
-@run_argument
-@redis_option
-@json_option
-@click.option("--count", default=20, show_default=True, help="How many; 0 shows all.")
-def prompts_list(run, redis_url, as_json, count):
-    """Prompts with their value and evidence, the most uncertain first."""
-    from pipeline import reports
-
-    with reports.ledger_of(run, redis_url) as ledger:
-        _show(reports.prompts(ledger, count), as_json)
-
-
-@cli.group()
-def workers():
-    """The rollout workers of a run."""
-
-
-@workers.command("list")
-@run_argument
-@redis_option
-@json_option
-def workers_list(run, redis_url, as_json):
-    """Every worker: what it does, and how many entries it has in flight."""
-    from pipeline import reports
-
-    with reports.ledger_of(run, redis_url) as ledger:
-        _show(reports.workers(ledger), as_json)
-
-
-@workers.command()
-@click.argument("count", type=click.IntRange(min=0))
-@run_argument
-@redis_option
-@json_option
-def scale(count, run, redis_url, as_json):
-    """Have COUNT workers in a run that `headrace up` runs; those too many finish what they have first."""
-    from pipeline import reports
-
-    with reports.ledger_of(run, redis_url, up=True) as ledger:
-        _tell(reports.scale(ledger, count), as_json)
-
-
-@workers.command()
-@click.argument("worker")
-@run_argument
-@redis_option
-@json_option
-def drain(worker, run, redis_url, as_json):
-    """Let one WORKER (a name of `workers list`) finish what it has and end."""
-    from pipeline import reports
-
-    with reports.ledger_of(run, redis_url) as ledger:
-        _tell(reports.drain(ledger, worker), as_json)
-
-
-@cli.command()
-@run_argument
-@json_option
-def plot(run, as_json):
-    """Draw a run's curves, also while it goes on."""
-    from pipeline.plot import plot
-    from pipeline.run_folder import find_run
-
-    path = plot(find_run(run).folder)
-    click.echo(json.dumps({"curves": str(path)}) if as_json else path)
-
-
 @cli.command("eval")
 @click.argument("checkpoint")
 @click.option("--run", help="The run that CHECKPOINT belongs to, by name or RUN.toml.")
@@ -247,7 +130,7 @@ def evaluate(checkpoint, run, engine, as_json):
     """Success of CHECKPOINT, a folder of weights or a version's number, on the run's held-out problems."""
     from pipeline.evaluate_checkpoint import evaluate
 
-    _show(evaluate(checkpoint, run, engine), as_json)
+    show(evaluate(checkpoint, run, engine), as_json)
 
 
 # -- one process each: what compose and torchrun start
@@ -348,18 +231,6 @@ def _become(redis_url: str | None, module: str, *arguments: str | Path) -> None:
 
     _with_redis(redis_url)
     programs.become([*programs.PYTHON, "-m", module, *map(str, arguments)], programs.environment())
-
-
-def _show(result, as_json: bool) -> None:
-    """A report: a dict, or a list of dicts with the same keys."""
-    from pipeline import reports
-
-    click.echo(json.dumps(result, default=str) if as_json else reports.table(result))
-
-
-def _tell(result: dict, as_json: bool) -> None:
-    """What was done: its `message` for a person."""
-    click.echo(json.dumps(result) if as_json else result["message"])
 
 
 if __name__ == "__main__":
