@@ -66,7 +66,10 @@ def _served(config: Config) -> Iterator[str]:
 def status(ledger: Coordinator) -> dict[str, Any]:
     found = ledger.status()
     evaluations = [evals.as_line(e) for e in evals.read_all(ledger.client, ledger.run) if e.state == "done"]
-    return {"run": ledger.run} | found | {"evaluations": evaluations, "processes": processes(ledger)}
+    server = ledger.client.connection_pool.connection_kwargs  # its address for redis-cli, without a password
+    address = server.get("path") or f"{server['host']}:{server['port']}"
+    shown = {"run": ledger.run, "redis": address}
+    return shown | found | {"evaluations": evaluations, "processes": processes(ledger)}
 
 
 def processes(ledger: Coordinator) -> list[dict[str, Any]]:

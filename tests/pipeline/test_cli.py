@@ -158,6 +158,7 @@ def test_status_and_buffers_tell_where_the_run_is(headrace, ledger):
     assert code == 0
     status = json.loads(out)
     assert (status["version"], status["reserved"]) == (0, 1)
+    assert status["redis"].startswith("127.0.0.1:")  # what redis-cli -p needs
     assert status["processes"][0]["waits for"] == "buffer 0: 0 of 64 occupied"
     text = headrace("status", "small")[1]
     assert "buffer 0: 0 of 64 occupied" in text
