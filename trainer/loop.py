@@ -199,7 +199,7 @@ class Trainer:
                 write_weights(policy, folder, self.version, base, dtype, self.probe, self.ranks)
 
             def tell() -> None:
-                digest = read_manifest(folder).digest[:16]
+                digest = read_manifest(folder).label(config.run.name).digest
                 self.ledger.publish(self.incarnation, self.version, f"weights/{name}", digest, last)
 
             self._on_first(tell)
