@@ -109,6 +109,15 @@ class Buffers(Section):
     max_attempts: int = Field(3, gt=0)
     max_lost: int = Field(10, gt=0)
     max_consecutive_failures: int = Field(100, gt=0)
+    filter_metric: Literal["score", "acc", "seq_reward", "seq_final_reward"] | None = Field(
+        None, description="dynamic sampling: groups in which all members have the same one are filtered"
+    )
+    proactive: Literal["retry", "truncate"] | None = Field(
+        None, description="what is done with the last few that the trainer waits for"
+    )
+    proactive_threshold: int = Field(4, gt=0, description="how many are few")
+    proactive_patience_s: float = Field(30, gt=0, description="how long they may take")
+    max_consecutive_filtered: int = Field(1000, gt=0)
 
 
 class Advantage(Section):

@@ -20,6 +20,8 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from pipeline import errors, events, keys
 from pipeline.ledger_types import (
+    FILTER_METRICS,
+    RULES,
     Batch,
     Commands,
     Filtered,
@@ -63,7 +65,7 @@ class Coordinator(LedgerView):
         super().__init__(client, run)
         self._random, self._ledger = random.Random(seed), Transitions(client, run, clock)
         self._owners: dict[str, str] = {}  # entries reserved through this client -> worker
-        self._limit: int | None = None
+        self._settings: dict[str, str] = {}
 
     @classmethod
     def create(cls, client: redis.Redis, run: str, settings: Any, **options: Any) -> "Coordinator":
@@ -75,8 +77,9 @@ class Coordinator(LedgerView):
         _below_maxmemory(client, stored["byte_budget"])
         digest = digest or hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:16]
         coordinator = cls(client, run, **options)
+        rules = json.dumps({name: stored[name] for name in RULES})
         pairs = [item for pair in stored.items() for item in pair]
-        code = coordinator._ledger.run("create", digest, *pairs)[0]
+        code = coordinator._ledger.run("create", digest, rules, *pairs)[0]
         if code == "OTHER_SETTINGS":
             found = coordinator.fields()
             differing = [f"{k}: {found.get(k)} → {v}" for k, v in stored.items() if found.get(k) != str(v)]
@@ -131,7 +134,7 @@ class Coordinator(LedgerView):
             found = sorted({t.entry for t in trajectories})
             raise errors.BadTrajectory("FOREIGN", f"expected the trajectories of entry {entry!r}, found {found}")
         try:
-            payloads = [t.encode(self._max_trajectory_bytes()) for t in trajectories]
+            payloads = [t.encode(int(self._setting("max_trajectory_bytes"))) for t in trajectories]
         except errors.BadTrajectory as error:
             if error.code == "OLD":
                 return Refused("OLD")
@@ -139,6 +142,8 @@ class Coordinator(LedgerView):
         first = trajectories[0]
         oldest = min((s.version for t in trajectories for s in t.segments), default=first.version)
         outcomes = [repr(float(t.outcome)) for t in trajectories]
+        if metric := self._setting("filter_metric"):
+            outcomes += [repr(float(FILTER_METRICS[metric](t))) for t in trajectories]
         code, answer = self._ledger.occupy(worker, entry, payloads, [first.prompt_id, first.version, oldest], outcomes)
         if code == "BAD":
             what, expected = text(answer[0]), text(answer[1]) if isinstance(answer[1], bytes) else answer[1]
@@ -149,7 +154,7 @@ class Coordinator(LedgerView):
             self._owners.pop(entry, None)
         if code == "PLACED":
             return Placed(answer[0])
-        return Surplus() if code == "SURPLUS" else Refused(code)
+        return {"SURPLUS": Surplus(), "FILTERED": Filtered()}.get(code) or Refused(code)
 
     def release(self, entry: str, reason: str) -> bool:
         """Give an entry back: "failed" | "retry" | "cancelled" | "lost". False: it was in flight no longer."""
@@ -161,8 +166,8 @@ class Coordinator(LedgerView):
 
     def renew(self, worker: str, entries: Iterable[str]) -> Commands:
         """Prolong the worker's lease and compare its entries with the ledger's."""
-        _, (drain, cancelled) = self._ledger.run("renew", worker, *entries)
-        return Commands(cancelled=tuple(map(text, cancelled)), truncate=(), drain=bool(drain))
+        _, (drain, cancelled, truncate) = self._ledger.run("renew", worker, *entries)
+        return Commands(tuple(map(text, cancelled)), tuple(map(text, truncate)), bool(drain))
 
     # -- the trainer --------------------------------------------------------------------------------------------------
 
@@ -237,12 +242,15 @@ class Coordinator(LedgerView):
         self._ledger.run("engine", engine, "removed", "", "", "")
 
     def reap(self) -> list[str]:
-        """Release what dead workers held and what took too long. Returns those entries."""
+        """Release what dead workers held, what took too long, and what the proactive filter aborts. Returns those."""
         try:
             run_id = self.client.info("server").get("run_id", "")
         except ResponseError:  # not every server tells
             run_id = ""
-        return [text(entry) for entry in self._ledger.run("reap", run_id)[1][0]]
+        released = self._ledger.run("reap", run_id)[1][0]
+        if self._setting("proactive"):
+            released = released + self._ledger.run("proactive")[1][0]
+        return [text(entry) for entry in released]
 
     def pause(self, reason: str = "paused by hand") -> None:
         self._ledger.run("gate", "pause", reason)
@@ -268,10 +276,10 @@ class Coordinator(LedgerView):
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    def _max_trajectory_bytes(self) -> int:
-        if self._limit is None:
-            self._limit = int(self.fields()["max_trajectory_bytes"])
-        return self._limit
+    def _setting(self, name: str) -> str:
+        """Settings never change while the run lives."""
+        self._settings = self._settings or self.fields()
+        return self._settings[name]
 
     def _exponential(self) -> str:
         """Exp(1), from the seeded generator; decides where a prompt re-enters the race."""

@@ -1,6 +1,6 @@
 """Every Redis key of a run. All share the hash tag {run}, so that a run lives on one shard of a cluster.
 
-hr:{run}                            hash    schema, version, head, event, settings, digest, trainer, paused, stopped
+hr:{run}                            hash    schema, version, head, event, window, settings, digest, trainer, …
 hr:{run}:buffer:<v>                 hash    state occupied reserved due over capacity target min_version
 hr:{run}:buffer:<v>:entries         zset    entry -> V_traj · 2^32 + finishing number
 hr:{run}:entry:<id>                 hash    state prompt version deadline event value worker engine attempt reserved_ms
@@ -12,7 +12,7 @@ hr:{run}:workers                    zset    incarnation -> lease's end in ms  :w
 hr:{run}:trajectories:<incarnation> stream  payload, one entry per trajectory
 hr:{run}:versions                   hash    version -> {path, digest, event, time} as JSON
 hr:{run}:trainers                   hash    incarnation -> ms it joined
-hr:{run}:counters                   hash    placed, surplus, consumed, released:<reason>, staleness:<k>
+hr:{run}:counters                   hash    surplus, filtered, consumed, released:<reason>, staleness:<k>
 hr:{run}:events                     stream  every transition: the bell and, archived, the record
 hr:{run}:metrics                    stream  one update an entry
 hr:{run}:processes                  zset    process -> ms of its last refresh  :process:<name>  hash
@@ -30,14 +30,10 @@ def fixed(name: str) -> list[str]:
     return [
         run(name),
         prompts(name),
-        quarantined(name),
         reserved(name),
         events(name),
         counters(name),
-        engines(name),
         workers(name),
-        versions(name),
-        trainers(name),
     ]
 
 

@@ -13,6 +13,41 @@ from pipeline.errors import ConfigError
 from pipeline.weights import Label
 
 
+# metric of a trajectory that dynamic sampling compares within its group
+FILTER_METRICS = {
+    "score": lambda t: t.metrics.get("score", t.reward),
+    "acc": lambda t: t.metrics.get("acc", t.outcome),
+    "seq_reward": lambda t: t.reward,
+    "seq_final_reward": lambda t: t.reward,
+}
+AT_LEAST_ONE = (
+    "batch_size",
+    "group_size",
+    "publish_every",
+    "max_trajectory_bytes",
+    "max_attempts",
+    "max_lost",
+    "max_consecutive_failures",
+    "max_consecutive_filtered",
+    "proactive_threshold",
+)
+# of the settings, those that most transitions need: one field of hr:{run}, see lua/_run.lua
+RULES = (
+    "max_staleness",
+    "publish_every",
+    "batch_size",
+    "buffer_capacity",
+    "group_size",
+    "group_launch",
+    "rho",
+    "sampler",
+    "byte_budget",
+    "max_trajectory_bytes",
+    "lease_ms",
+    "filter_metric",
+)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The rules of one run's buffers; names as in the run's TOML file (protocol.md's in brackets)."""
@@ -32,6 +67,11 @@ class Settings:
     max_attempts: int = 3
     max_lost: int = 10
     max_consecutive_failures: int = 100
+    filter_metric: str | None = None  # groups whose members all have the same one are filtered
+    proactive: str | None = None  # what is done with the few that the trainer waits for
+    proactive_threshold: int = 4  # how many count as few
+    proactive_patience_s: float = 30.0
+    max_consecutive_filtered: int = 1000
 
     @classmethod
     def read(cls, given: Any) -> "Settings":
@@ -50,7 +90,7 @@ class Settings:
         return settings
 
     def impossible(self) -> str | None:
-        for name in ("batch_size", "group_size", "publish_every", "max_trajectory_bytes", "max_attempts", "max_lost"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 return f"{name}: expected at least 1, found {getattr(self, name)}"
         if self.max_staleness < 0 or self.byte_budget < 0:
@@ -71,6 +111,10 @@ class Settings:
             return f"rho: expected a number in (0, 1], found {self.rho}"
         if self.sampler not in ("uncertainty", "shuffle"):
             return f'sampler: expected "uncertainty" or "shuffle", found {self.sampler!r}'
+        if self.filter_metric not in (None, *FILTER_METRICS):
+            return f"filter_metric: expected one of {', '.join(FILTER_METRICS)}, found {self.filter_metric!r}"
+        if self.proactive not in (None, "retry", "truncate"):
+            return f'proactive: expected "retry" or "truncate", found {self.proactive!r}'
         if not (self.lease_s > 0 and self.max_age_s > 0 and math.isfinite(self.lease_s + self.max_age_s)):
             return "lease_s and max_age_s: expected seconds above 0"
         return None
@@ -80,7 +124,8 @@ class Settings:
         values = asdict(self)
         values["lease_ms"] = round(values.pop("lease_s") * 1000)
         values["max_age_ms"] = round(values.pop("max_age_s") * 1000)
-        return values
+        values["proactive_patience_ms"] = round(values.pop("proactive_patience_s") * 1000)
+        return {name: "" if value is None else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class LedgerView:
             split[group][int(key) if group == "staleness" else key] = counts.pop(name)
         oldest = _strings(self.client.hgetall(keys.entry(self.run, first[0].decode()))) if first else {}
         status = {name: int(run[name]) for name in ("version", "head", "event", "oldest", "checkpoint", "stored")}
-        status |= {"placed": 0, "surplus": 0, "consumed": 0} | counts | split
+        status |= {"placed": int(run["finished"]), "surplus": 0, "filtered": 0, "consumed": 0} | counts | split
         status |= {"prompts": {"idle": idle, "in flight": reserved, "quarantined": quarantined}, "reserved": reserved}
         status |= {name: run[name] for name in ("trainer", "paused", "stopped", "digest")}
         status["memory_full"] = _memory_full(run, reserved)

@@ -4,30 +4,56 @@
 --   s = 0;  for b in head..k:  s = max(s, 0) + cap(b) - occupied(b) - due(b);      slack(k) = s
 --
 -- slack(k) >= 0 for every k: everybody in flight can still be placed in time (earliest deadline first).
--- hr:{run}:buffer:<v>          state occupied reserved due over capacity target min_version
+-- hr:{run} window              occupied/due of each buffer of the window, from head on: '3/2 4/1'
+-- hr:{run}:buffer:<v>          what a reader sees: state occupied reserved due over capacity target min_version
 -- hr:{run}:buffer:<v>:entries  entry -> V_traj * 2^32 + finishing number
-local window, last
+local last, occupied, due, moved, shown
 
 local function buffer_key(b) return RUN .. ':buffer:' .. b end
 local function members_key(b) return RUN .. ':buffer:' .. b .. ':entries' end
 
-local function read_window()
-  window, last = {}, run.version + run.max_staleness
-  for b = run.head, last do
-    local f = redis.call('HMGET', buffer_key(b), 'occupied', 'due', 'reserved', 'over', 'state')
-    window[b] = { occupied = tonumber(f[1]) or 0, due = tonumber(f[2]) or 0, reserved = tonumber(f[3]) or 0,
-      over = tonumber(f[4]) or 0, state = f[5] }
-  end
+local function cap(b)
+  return occupied[b] < run.batch_size and run.buffer_capacity or occupied[b]
 end
 
-local function cap(b)
-  return window[b].occupied < run.batch_size and run.buffer_capacity or window[b].occupied
+-- slots per buffer: placeholders as late as their deadlines allow; what is left over is shown as `over` of head
+local function view()
+  local reserved, states, undrawn = {}, {}, 0
+  for b = last, run.head, -1 do
+    local open = cap(b) - occupied[b]
+    undrawn = undrawn + due[b]
+    reserved[b] = math.min(undrawn, open)
+    undrawn = undrawn - reserved[b]
+    if occupied[b] >= run.batch_size then
+      states[b] = run.buffer_capacity > run.batch_size and 'READY_WITH_CAPACITY' or 'READY'
+    else
+      states[b] = reserved[b] < open and 'PENDING' or 'STUCK'
+    end
+  end
+  return { reserved = reserved, states = states, head = run.head, over = undrawn }
+end
+
+local function open_window()
+  last, occupied, due, moved = run.version + run.max_staleness, {}, {}, {}
+  local b = run.head
+  for o, d in string.gmatch(run.window, '(%d+)/(%d+)') do
+    occupied[b], due[b], b = tonumber(o), tonumber(d), b + 1
+  end
+  shown = view()
+end
+
+-- after head or version moved
+local function move_window()
+  last = run.version + run.max_staleness
+  for b = run.head, last do
+    occupied[b], due[b] = occupied[b] or 0, due[b] or 0
+  end
 end
 
 local function slacks()
   local slack, s = {}, 0
   for b = run.head, last do
-    s = math.max(s, 0) + cap(b) - window[b].occupied - window[b].due
+    s = math.max(s, 0) + cap(b) - occupied[b] - due[b]
     slack[b] = s
   end
   return slack
@@ -43,44 +69,34 @@ end
 
 local function put(entry, score, b)
   redis.call('ZADD', members_key(b), score, entry)
-  window[b].occupied, window[b].moved = window[b].occupied + 1, true
+  occupied[b], moved[b] = occupied[b] + 1, true
 end
 
 local function take(entry, b)
   redis.call('ZREM', members_key(b), entry)
-  window[b].occupied, window[b].moved = window[b].occupied - 1, true
+  occupied[b], moved[b] = occupied[b] - 1, true
 end
 
-local function due(b, by)
-  if window[b] then window[b].due, window[b].counted = window[b].due + by, true end
+local function count_due(b, by)
+  if due[b] then due[b], moved[b] = due[b] + by, moved[b] or false end
 end
 
--- The slot view: placeholders as late as their deadlines allow; what is left over is shown as `over` of head.
-local function show_window()
-  local undrawn = 0
-  for b = last, run.head, -1 do
-    local w = window[b]
-    undrawn = undrawn + w.due
-    local open = cap(b) - w.occupied
-    local reserved = math.min(undrawn, open)
-    undrawn = undrawn - reserved
-    local over = b == run.head and undrawn or 0
-    local state
-    if w.occupied >= run.batch_size then
-      state = run.buffer_capacity > run.batch_size and 'READY_WITH_CAPACITY' or 'READY'
-    else
-      state = reserved < open and 'PENDING' or 'STUCK'
-    end
-    if not w.state then
-      redis.call('HSET', buffer_key(b), 'capacity', run.buffer_capacity, 'target', run.batch_size, 'min_version', '')
-    end
-    if w.moved or w.counted or reserved ~= w.reserved or over ~= w.over or state ~= w.state then
-      local shown = { 'state', state, 'occupied', w.occupied, 'reserved', reserved, 'due', w.due, 'over', over }
-      if w.moved then
+-- Writes the window, fields of the run beside it, and each buffer that a reader would see changed.
+local function show_window(...)
+  local new, counts = view(), {}
+  for b = run.head, last do
+    counts[#counts + 1] = occupied[b] .. '/' .. due[b]
+    local state, reserved = new.states[b], new.reserved[b]
+    local over, over_before = b == new.head and new.over or 0, b == shown.head and shown.over or 0
+    if moved[b] ~= nil or state ~= shown.states[b] or reserved ~= shown.reserved[b] or over ~= over_before then
+      local key = buffer_key(b)
+      redis.call('HSET', key, 'state', state, 'occupied', occupied[b], 'reserved', reserved, 'due', due[b], 'over', over)
+      if not shown.states[b] then redis.call('HSET', key, 'capacity', run.buffer_capacity, 'target', run.batch_size) end
+      if moved[b] or not shown.states[b] then
         local oldest = redis.call('ZRANGE', members_key(b), 0, 0, 'WITHSCORES')[2]
-        shown[11], shown[12] = 'min_version', oldest and math.floor(tonumber(oldest) / SHIFT) or ''
+        redis.call('HSET', key, 'min_version', oldest and math.floor(tonumber(oldest) / SHIFT) or '')
       end
-      redis.call('HSET', buffer_key(b), unpack(shown))
     end
   end
+  redis.call('HSET', RUN, 'window', table.concat(counts, ' '), ...)
 end

@@ -1,8 +1,8 @@
 -- An entry leaves: given back, cancelled, or no longer needed; and what follows from it for all others.
 --
 -- hr:{run}:entry:<id>  state prompt version deadline event value worker engine attempt reserved_ms, later buffer ids ...
--- EMPTY -> RESERVED -> OCCUPIED -> CONSUMED; RELEASED and SURPLUS are tombstones, kept for an hour.
--- hr:{run}:worker:<incarnation>           drain, last_id (newest stream id), stored (payloads still needed)
+-- EMPTY -> RESERVED -> OCCUPIED -> CONSUMED; RELEASED, SURPLUS and FILTERED are tombstones, kept for an hour.
+-- hr:{run}:worker:<incarnation>           lease, drain, last_id (newest stream id), stored (payloads still needed)
 -- hr:{run}:worker:<incarnation>:entries   its entries in flight -> reserved_ms
 local TOMBSTONE_S = 3600
 
@@ -19,7 +19,7 @@ end
 local function unreserve(entry, worker, deadline)
   redis.call('ZREM', RESERVED, entry)
   redis.call('ZREM', worker_key(worker) .. ':entries', entry)
-  due(deadline, -1)
+  count_due(deadline, -1)
 end
 
 -- a dead incarnation's stream goes when nothing in it is needed
@@ -42,24 +42,24 @@ end
 
 -- RESERVED -> RELEASED. failed and retry count as attempts and lost toward max_lost; cancelled and surplus toward nothing.
 local function release(entry, reason)
-  local f = redis.call('HMGET', entry_key(entry), 'prompt', 'worker', 'deadline', 'exponential')
-  local prompt, worker = f[1], f[2]
-  unreserve(entry, worker, tonumber(f[3]))
+  local e = redis.call('HMGET', entry_key(entry), 'prompt', 'worker', 'deadline', 'exponential')
+  local prompt, worker = e[1], e[2]
+  unreserve(entry, worker, tonumber(e[3]))
   bury(entry, reason == 'surplus' and 'SURPLUS' or 'RELEASED', reason)
   redis.call('HINCRBY', COUNTERS, 'released:' .. reason, 1)
   record('released', 'entry', entry, 'prompt', prompt, 'worker', worker, 'reason', reason)
 
-  if reason == 'cancelled' or reason == 'surplus' then return idle(prompt, tonumber(f[4])) end
-  local field = reason == 'lost' and 'lost' or 'attempts'
-  local limit = limit_of('max_' .. field)
-  if redis.call('HINCRBY', prompt_key(prompt), field, 1) >= limit then
+  if reason == 'cancelled' or reason == 'surplus' then return idle(prompt, tonumber(e[4])) end
+  local spent = reason == 'lost' and 'lost' or 'attempts'
+  local limit = tonumber(field('max_' .. spent))
+  if redis.call('HINCRBY', prompt_key(prompt), spent, 1) >= limit then
     quarantine(prompt, reason .. ' ' .. limit .. ' times')
   else
     retry(prompt)
   end
   if reason ~= 'failed' then return end
   local failures = redis.call('HINCRBY', RUN, 'consecutive_failures', 1)
-  if failures >= limit_of('max_consecutive_failures') then
+  if failures >= tonumber(field('max_consecutive_failures')) then
     stop(failures .. ' failures in a row, and not one finished trajectory between them' .. GO_ON)
   end
 end
@@ -67,7 +67,7 @@ end
 -- surplus: reservations that can be used nowhere any more, because all buffers up to their deadline are READY
 local function release_surplus()
   local full = run.head - 1
-  while window[full + 1] and window[full + 1].occupied >= run.batch_size do full = full + 1 end
+  while full < last and occupied[full + 1] >= run.batch_size do full = full + 1 end
   if full < run.head then return false end
   local entries = redis.call('ZRANGEBYSCORE', RESERVED, '-inf', (full + 1) * SHIFT - 1)
   for _, entry in ipairs(entries) do release(entry, 'surplus') end
@@ -78,11 +78,11 @@ end
 local function pull_forward()
   local slack = slacks()
   for b = run.head, last do
-    if window[b].occupied < run.batch_size then
+    if occupied[b] < run.batch_size then
       local entry, score, from
       for later = b + 1, last do
         if slack[later - 1] < 1 then break end
-        local first = window[later].occupied > 0 and redis.call('ZRANGE', members_key(later), 0, 0, 'WITHSCORES')
+        local first = occupied[later] > 0 and redis.call('ZRANGE', members_key(later), 0, 0, 'WITHSCORES')
         if first and (not score or tonumber(first[2]) < score) then
           entry, score, from = first[1], tonumber(first[2]), later
         end
@@ -100,7 +100,7 @@ local function pull_forward()
 end
 
 -- after every transition that fills a place or drops a reservation: to a fixed point, then what a reader sees
-local function settle()
+local function settle(...)
   while release_surplus() or pull_forward() do end
-  show_window()
+  show_window(...)
 end

@@ -14,8 +14,8 @@ if version > run.checkpoint then
   record('checkpoint', 'version', version, 'oldest', run.oldest)
 end
 
-local missing = run.batch_size - (tonumber(redis.call('HGET', buffer_key(run.head), 'occupied')) or 0)
-local stored = tonumber(redis.call('HGET', RUN, 'stored'))
+open_window()
+local missing, stored = run.batch_size - occupied[run.head], tonumber(field('stored'))
 local need = (stored + missing * run.group_launch) * run.max_trajectory_bytes
 if missing > redis.call('ZCARD', RESERVED) and run.byte_budget > 0 and need > run.byte_budget
   and run.oldest < run.checkpoint then

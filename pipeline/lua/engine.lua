@@ -1,17 +1,22 @@
 #!lua flags=allow-oom
 -- include: _run _check
 -- What is known of an engine: its name, url, version and state. ready means verified; any other is not routed to.
--- KEYS  the run's fixed keys; builds engine:<name>
+-- `event` is the one that published its version; what was published unseen is counted back from the newest.
+-- KEYS  the run's fixed keys; builds engines, engine:<name>, versions
 -- ARGV  [5] engine, state (ready | another word | removed), version or '', url or '', reason
 -- returns OK
 local engine, state, version, url, reason = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
-local key = RUN .. ':engine:' .. engine
+local key, ENGINES = RUN .. ':engine:' .. engine, RUN .. ':engines'
 if state == 'removed' then
   redis.call('ZREM', ENGINES, engine)
   redis.call('DEL', key)
 else
   redis.call('HSET', key, 'state', state, 'reason', reason, 'since_ms', now)
-  if version ~= '' then redis.call('HSET', key, 'version', version) end
+  if version ~= '' then
+    local lag = math.ceil((run.version - version) / run.publish_every)
+    local published = redis.call('HGET', RUN .. ':versions', version)
+    redis.call('HSET', key, 'version', version, 'event', published and cjson.decode(published).event or run.event - lag)
+  end
   redis.call('HSETNX', key, 'version', -1)
   if url ~= '' then redis.call('HSET', key, 'url', url) end
   redis.call('ZADD', ENGINES, redis.call('HGET', key, 'version'), engine)

@@ -2,15 +2,15 @@
 -- include: _run _check _prompts
 -- Opens or closes the gate of Reserve: for all (pause, stop, resume), or for one worker (drain).
 -- Resume forgets what went wrong: prompts leave the quarantine, first in line, and failures are counted anew.
--- KEYS  the run's fixed keys; builds worker:<incarnation>, prompt:<quarantined>
+-- KEYS  the run's fixed keys; builds worker:<incarnation>, quarantined, prompt:<its>
 -- ARGV  [5] pause | resume | stop | drain, the reason or the worker
 -- returns OK
-local what, detail = ARGV[5], ARGV[6]
+local what, detail, QUARANTINED = ARGV[5], ARGV[6], RUN .. ':quarantined'
 if what == 'pause' then
   redis.call('HSET', RUN, 'paused', detail)
   record('paused', 'reason', detail)
 elseif what == 'resume' then
-  redis.call('HSET', RUN, 'paused', '', 'stopped', '', 'consecutive_failures', 0)
+  redis.call('HSET', RUN, 'paused', '', 'stopped', '', 'consecutive_failures', 0, 'consecutive_filtered', 0)
   local prompts = redis.call('ZRANGE', QUARANTINED, 0, -1)
   for _, prompt in ipairs(prompts) do
     redis.call('HSET', prompt_key(prompt), 'attempts', 0, 'lost', 0)

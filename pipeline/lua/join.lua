@@ -2,42 +2,44 @@
 -- include: _run _prompts _buffers _entries _forget
 -- The caller becomes the only trainer, at its checkpoint. If the ledger is behind it (fresh, or it lost its last
 -- second), the ledger moves there and everything in flight is released. Entries the caller trained on already are dropped.
--- KEYS  the run's fixed keys; builds buffer:<kept>, entry:<recent, in flight>, prompt:<their>, worker:<their>
+-- KEYS  the run's fixed keys; builds buffer:<kept>, entry:<recent, in flight>, trainers, prompt:<their>, worker:<their>
 -- ARGV  [5] trainer, checkpoint, [7...] the entries of its last max_staleness + 2 batches
 -- returns OK, event, dropped, released | MISSING, oldest | FENCED, trainer
-local trainer, checkpoint = ARGV[5], tonumber(ARGV[6])
+local trainer, checkpoint, TRAINERS = ARGV[5], tonumber(ARGV[6]), RUN .. ':trainers'
 if trouble() == 'UNKNOWN_RUN' then return reply('UNKNOWN_RUN') end
-local current = run.trainer
+local t = redis.call('HMGET', RUN, 'trainer', 'oldest')
+local current, oldest = t[1], tonumber(t[2])
 if current ~= trainer and redis.call('HEXISTS', TRAINERS, trainer) == 1 then return reply('FENCED', current) end
-if checkpoint < run.oldest then return reply('MISSING', run.oldest) end
+if checkpoint < oldest then return reply('MISSING', oldest) end
 
 local behind = checkpoint > run.head
-local in_flight = {}
+local in_flight = behind and redis.call('ZRANGE', RESERVED, 0, -1) or {}
+open_window()
 if behind then
-  in_flight = redis.call('ZRANGE', RESERVED, 0, -1)
-  read_window()
   for _, entry in ipairs(in_flight) do release(entry, 'cancelled') end
-  show_window()
   run.event = run.event + math.ceil((checkpoint - run.version) / run.publish_every)
 end
-forget_buffers(run.oldest, checkpoint - 1)
-if behind then run.head, run.version = checkpoint, checkpoint end
+forget_buffers(oldest, checkpoint - 1)
+if behind then
+  run.head, run.version = checkpoint, checkpoint
+  move_window()
+end
 run.joined = math.max(now, run.joined + 1, tonumber(ARGV[2]) + 1) -- newer than what the caller saw, at any clock
 redis.call('HSET', TRAINERS, trainer, now)
 redis.call('HSET', RUN, 'trainer', trainer, 'joined', run.joined, 'head', run.head, 'version', run.version,
   'event', run.event, 'oldest', checkpoint, 'checkpoint', checkpoint)
 
 local dropped = 0
-read_window()
 for i = 7, #ARGV do
-  local f = redis.call('HMGET', entry_key(ARGV[i]), 'state', 'buffer', 'worker', 'ids')
-  if f[1] == 'RESERVED' then
+  local e = redis.call('HMGET', entry_key(ARGV[i]), 'state', 'buffer', 'worker', 'ids', 'prompt')
+  if e[1] == 'RESERVED' then
     release(ARGV[i], 'cancelled')
     dropped = dropped + 1
-  elseif f[1] == 'OCCUPIED' then
-    take(ARGV[i], tonumber(f[2]))
+  elseif e[1] == 'OCCUPIED' then
+    take(ARGV[i], tonumber(e[2]))
     bury(ARGV[i], 'RELEASED', 'trained')
-    delete_payloads(f[3], f[4])
+    delete_payloads(e[3], e[4])
+    record('dropped', 'entry', ARGV[i], 'prompt', e[5])
     dropped = dropped + 1
   end
 end

@@ -2,10 +2,10 @@
 -- include: _run _check _trainer _prompts _buffers _entries
 -- The policy advances: version = head, event + 1. A version that is out already (a resumed trainer replays its
 -- updates) is answered REPLAYED; the very first weights of the present version only get their record.
--- KEYS  the run's fixed keys; builds buffer:<window>
+-- KEYS  the run's fixed keys; builds versions, buffer:<window>
 -- ARGV  [5] trainer, version, path, digest, 1 if this is the run's last update
 -- returns PUBLISHED, event | REPLAYED | EARLY | FENCED, trainer
-local version = tonumber(ARGV[6])
+local version, VERSIONS = tonumber(ARGV[6]), RUN .. ':versions'
 local advances = version > run.version
 if advances then
   local whole = version == run.version + run.publish_every or ARGV[9] == '1'
@@ -14,13 +14,13 @@ elseif version < run.version or redis.call('HEXISTS', VERSIONS, version) == 1 th
   return reply('REPLAYED')
 end
 
+open_window()
 if advances then
   run.version, run.event = version, run.event + 1
-  redis.call('HSET', RUN, 'version', version, 'event', run.event)
+  move_window()
 end
 redis.call('HSET', VERSIONS, version,
   cjson.encode({ path = ARGV[7], digest = ARGV[8], event = run.event, time = now }))
 record('published', 'version', version, 'event', run.event, 'path', ARGV[7], 'digest', ARGV[8])
-read_window()
-settle()
+settle('version', run.version, 'event', run.event)
 return reply('PUBLISHED', run.event)

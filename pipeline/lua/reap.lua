@@ -5,7 +5,7 @@
 -- KEYS  the run's fixed keys; builds worker:<expired>, entry:<its>, prompt:<its>, buffer:<window>
 -- ARGV  [5] run_id of the Redis server, '' if unknown
 -- returns OK, {released entries}
-local server = redis.call('HGET', RUN, 'redis_run_id')
+local server = field('redis_run_id')
 if server ~= ARGV[5] then
   redis.call('HSET', RUN, 'redis_run_id', ARGV[5])
   if server then
@@ -13,21 +13,22 @@ if server ~= ARGV[5] then
     record('redis_restarted', 'reap_after', now + run.lease_ms)
   end
 end
-if now < tonumber(redis.call('HGET', RUN, 'reap_after')) then return reply('OK', {}) end
+if now < tonumber(field('reap_after')) then return reply('OK', {}) end
 
 local released = {}
-read_window()
+open_window()
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', WORKERS, '-inf', now - 1)) do
   for _, entry in ipairs(redis.call('ZRANGE', worker_key(worker) .. ':entries', 0, -1)) do
     release(entry, 'lost')
     released[#released + 1] = entry
   end
   redis.call('ZREM', WORKERS, worker)
+  redis.call('HDEL', worker_key(worker), 'lease')
   forget_worker(worker)
   record('lease_expired', 'worker', worker)
 end
 for _, worker in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
-  local old = redis.call('ZRANGEBYSCORE', worker_key(worker) .. ':entries', '-inf', now - limit_of('max_age_ms'))
+  local old = redis.call('ZRANGEBYSCORE', worker_key(worker) .. ':entries', '-inf', now - tonumber(field('max_age_ms')))
   for _, entry in ipairs(old) do
     release(entry, 'failed')
     released[#released + 1] = entry

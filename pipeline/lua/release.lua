@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- include: _run _check _prompts _buffers _entries
 -- RESERVED -> RELEASED: given back. An entry that is in flight no longer is left as it is.
--- KEYS  [11] the entry; builds prompt:<its>, worker:<its>, buffer:<window>, entry:<surplus>
+-- KEYS  [7] the entry; builds prompt:<its>, worker:<its>, buffer:<window>, entry:<surplus>
 -- ARGV  [5] entry, reason: failed | retry | cancelled | lost
 -- returns OK, 1 if it was in flight, else 0
 if redis.call('HGET', KEYS[FIXED + 1], 'state') ~= 'RESERVED' then return reply('OK', 0) end
-read_window()
+open_window()
 release(ARGV[5], ARGV[6])
 settle()
 return reply('OK', 1)
