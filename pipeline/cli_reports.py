@@ -1,9 +1,9 @@
 """The commands on a run that is there: what it does, and what a person tells it.
 
-    headrace status | buffers | events | prompts list | workers list | plot     read it
-    headrace workers scale | workers drain | down                               tell it
+    headrace status | buffers | events | prompts list | workers list | plot | audit     read it
+    headrace workers scale | workers drain | down                                       tell it
 
-reports.py and plot.py do the work; cli.py adds the COMMANDS to `headrace`.
+reports.py, plot.py and audit.py do the work; cli.py adds the COMMANDS to `headrace`.
 """
 
 import json
@@ -137,9 +137,26 @@ def plot(run, as_json):
     click.echo(json.dumps({"curves": str(path)}) if as_json else path)
 
 
+@click.command()
+@run_argument
+@redis_option
+@json_option
+def audit(run, redis_url, as_json):
+    """Check every invariant of the ledger on all that a run has done; exit code 1 if one was violated."""
+    from pipeline import audit_report
+    from pipeline.audit import audit
+    from pipeline.run_folder import find_run
+
+    config = find_run(run)
+    findings = audit(config, redis_url)
+    name = config.run.name
+    click.echo(json.dumps(audit_report.as_dict(name, findings)) if as_json else audit_report.text(name, findings))
+    raise SystemExit(0 if findings.clean else 1)
+
+
 def _tell(result: dict, as_json: bool) -> None:
     """What was done: its `message` for a person."""
     click.echo(json.dumps(result) if as_json else result["message"])
 
 
-COMMANDS = (down, status, buffers, events, prompts, workers, plot)
+COMMANDS = (down, status, buffers, events, prompts, workers, plot, audit)

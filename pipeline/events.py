@@ -3,11 +3,14 @@
     transition ── XADD ──▶ events ── wait() ──▶ whoever waits (worker for FULL, trainer for READY, ...) looks again
                                  └─ archive() ─▶ events.jsonl, then trimmed: the whole run can be audited from the file
 
-Nobody waits without a bound: `wait` returns [] when its time is over.
+A Redis that lost its newest writes, or all of them, no longer knows what is archived already; then the archive gets a
+line of the kind `lost`, whose id is that of the last event that both know. Nobody waits without a bound: `wait`
+returns [] when its time is over.
 """
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from pipeline import jsonl, keys
 
 BLOCK_S = 1.0  # one XREAD; well below any sane socket_timeout
 READ_AT_ONCE = 1000
+NOTHING = "0-0"  # before every event
 
 
 @dataclass(frozen=True)
@@ -57,17 +61,29 @@ def archive(client: redis.Redis, run: str, path: Path, keep: int = 10_000) -> in
     written = 0
     with jsonl.appending(path) as file:
         newest = (jsonl.last(file) or {}).get("id")
-        while rows := client.xrange(keys.events(run), min=f"({newest}" if newest else "-", count=READ_AT_ONCE):
-            for event in map(_event, rows):
-                file.write(jsonl.as_line({"id": event.id, "kind": event.kind, **event.fields}))
-                newest = event.id
-            written += len(rows)
+        for line in newer(client, run, newest):
+            file.write(jsonl.as_line(line))
+            newest, written = line["id"], written + 1
         file.flush()
         os.fsync(file.fileno())
     kept = client.xrevrange(keys.events(run), max=newest, count=keep) if newest else []
     if len(kept) == keep:
         client.xtrim(keys.events(run), minid=kept[-1][0], approximate=False)
     return written
+
+
+def newer(client: redis.Redis, run: str, newest: str | None) -> Iterator[dict[str, str]]:
+    """The lines that follow in an archive whose last line has the id `newest`: what was lost, then what is new."""
+    if newest is not None:
+        found = client.xrevrange(keys.events(run), max=newest, count=1)
+        known = found[0][0].decode() if found else NOTHING
+        if known != newest:
+            newest = known
+            yield {"id": known, "kind": "lost"}
+    while rows := client.xrange(keys.events(run), min=f"({newest}" if newest else "-", count=READ_AT_ONCE):
+        for event in map(_event, rows):
+            newest = event.id
+            yield {"id": event.id, "kind": event.kind, **event.fields}
 
 
 def _event(row: tuple[bytes, dict[bytes, bytes]]) -> Event:
