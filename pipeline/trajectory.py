@@ -57,7 +57,8 @@ class Trajectory:
     def __post_init__(self):
         for name, dtype in ARRAYS.items():
             object.__setattr__(self, name, _as_array(getattr(self, name), dtype))
-        object.__setattr__(self, "segments", [Segment(*s) if is_segment(s) else s for s in self.segments])
+        if isinstance(self.segments, list | tuple):
+            object.__setattr__(self, "segments", [Segment(*s) if is_segment(s) else s for s in self.segments])
         if self.reward is None:
             object.__setattr__(self, "reward", self.outcome)
 
@@ -90,11 +91,11 @@ class Trajectory:
         """
         _check_size(data, limit)
         try:
-            message = msgpack.unpackb(data, max_array_len=MAX_SEGMENTS, max_map_len=MAX_METRICS, max_ext_len=0)
+            message = msgpack.unpackb(
+                data, object_pairs_hook=_read_map, max_array_len=MAX_SEGMENTS, max_map_len=MAX_METRICS, max_ext_len=0
+            )
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-            raise BadTrajectory(
-                "FORMAT", f"expected one msgpack map, found {len(data)} other bytes: {error}"
-            ) from error
+            raise BadTrajectory("FORMAT", f"expected one msgpack map, found {len(data)} bytes: {error}") from error
         if not isinstance(message, dict):
             raise BadTrajectory("FORMAT", f"expected a msgpack map, found {type(message).__name__}")
         schema = message.pop("schema", None)
@@ -104,12 +105,10 @@ class Trajectory:
             )
         missing, unknown = FIELDS - message.keys(), message.keys() - FIELDS
         if missing or unknown:
-            names = sorted(map(str, missing or unknown))
-            raise BadTrajectory("FIELDS", f"{'missing' if missing else 'unknown'} fields: {', '.join(names)}")
+            what = "expected also" if missing else "found unknown"
+            raise BadTrajectory("FIELDS", f"{what} fields: {', '.join(sorted(map(shown, missing or unknown))[:8])}")
         for name, dtype in ARRAYS.items():
             message[name] = _read_array(name, message[name], dtype)
-        if not isinstance(message["segments"], list):
-            raise BadTrajectory("SEGMENTS", f"segments: expected a list, found {shown(message['segments'])}")
         trajectory = cls(**message)
         check(trajectory)
         return trajectory
@@ -124,6 +123,13 @@ def _check_size(data: Any, limit: int | None) -> None:
             "SIZE",
             f"expected at most {limit} bytes (buffers.max_trajectory_bytes), found {len(data)}: raise the setting",
         )
+
+
+def _read_map(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    read = dict(pairs)
+    if len(read) < len(pairs):  # readers would differ in which of the two they take
+        raise ValueError("a key comes twice")
+    return read
 
 
 def _read_array(name: str, packed: Any, dtype: np.dtype) -> np.ndarray:
@@ -145,13 +151,11 @@ def _as_array(given: Any, dtype: np.dtype) -> Any:
         return given
     try:
         array = np.asarray(given)
+        if array.dtype.kind not in "iufb":
+            return given
         with np.errstate(all="ignore"):
             converted = np.ascontiguousarray(array, dtype=dtype)
-        same = (
-            array.dtype.kind in "iufb"
-            and converted.shape == array.shape
-            and (dtype.kind == "f" or np.array_equal(converted, array))
-        )
+        same = converted.shape == array.shape and (dtype.kind == "f" or np.array_equal(converted, array))
     except (TypeError, ValueError, OverflowError):
         return given
     return converted if same else given

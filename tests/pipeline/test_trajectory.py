@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadTrajectory
 from pipeline.trajectory import ARRAYS, Trajectory
+from tests import fuzz_codec
 
 
 def trajectory(**changes):
@@ -119,6 +120,33 @@ def test_a_deeply_nested_message_is_refused():
     for depth in (900, 1020, 5000):
         with pytest.raises(BadTrajectory):
             Trajectory.decode(head[:-1] + b"\x91" * depth + b"\x00")
+
+
+def test_forged_messages_are_trainable_or_refused():
+    """The trial `python -m tests.fuzz_codec` makes a million of them."""
+    verdicts = fuzz_codec.run(messages=8_000, seed=3)
+    assert verdicts.total() == 8_000
+    assert {"accepted", "FORMAT", "FIELDS", "SCHEMA", "TYPE", "RANGE", "NOT_FINITE", "DTYPE"} < verdicts.keys()
+    assert {"LENGTH", "MASK", "SEGMENTS", "OLD"} < verdicts.keys()
+
+
+def test_a_key_that_comes_twice_is_refused():
+    data = trajectory().encode()
+    header = msgpack.Packer().pack_map_header(len(msgpack.unpackb(data)) + 1)
+    twice = header + data[1:] + msgpack.packb("outcome") + msgpack.packb(0.5)
+    with pytest.raises(BadTrajectory, match="a key comes twice") as refused:
+        Trajectory.decode(twice)
+    assert refused.value.code == "FORMAT"
+
+
+def test_unknown_and_missing_fields_are_named_and_a_long_name_is_cut():
+    message = msgpack.unpackb(trajectory().encode())
+    with pytest.raises(BadTrajectory, match=r"found unknown fields: 'reward_2', 'xxx.*xxx'") as refused:
+        Trajectory.decode(msgpack.packb(message | {"reward_2": 1, "x" * 10_000: 2}))
+    assert refused.value.code == "FIELDS" and len(str(refused.value)) < 200
+    del message["outcome"]
+    with pytest.raises(BadTrajectory, match="expected also fields: 'outcome'"):
+        Trajectory.decode(msgpack.packb(message))
 
 
 def test_decoded_arrays_are_views_of_the_message():
