@@ -52,23 +52,30 @@ def impossible(config: "Config") -> Iterator[str]:
 def _impossible_buffers(config: "Config") -> Iterator[str]:
     buffers = config.buffers
     rules = {name: value for name, value in config.ledger_settings.items() if name != "digest"}
-    # the ledger knows groups and spare capacity already; workers and trainer do not use them yet
+    # the ledger knows groups and how to truncate already; workers do not yet
     if buffers.group_size > 1:
         yield f"buffers.group_size = {buffers.group_size}: groups are not possible yet; set it to 1"
     elif buffers.group_launch not in (None, buffers.group_size):
         yield f"buffers.group_launch = {buffers.group_launch}: more than group_size is not possible yet; remove it"
-    elif buffers.buffer_capacity not in (None, buffers.batch_size):
-        yield f"buffers.buffer_capacity = {buffers.buffer_capacity}: only batch_size is possible yet; remove it"
+    elif buffers.proactive == "truncate":
+        yield 'buffers.proactive = "truncate": workers cannot truncate yet; set it to "retry"'
     elif problem := Settings(**rules).impossible():
         yield f"buffers.{problem}"
+    if buffers.proactive and buffers.proactive_patience_s >= buffers.max_age_s:
+        yield (
+            f"buffers.proactive_patience_s = {buffers.proactive_patience_s:g} is not below max_age_s = "
+            f"{buffers.max_age_s:g}, after which every entry is given back anyway; lower it"
+        )
 
 
 def _impossible_model_or_data(config: "Config") -> Iterator[str]:
     model = config.model
-    if model.path is None and model.tiny is None:
-        yield "no model: set model.path to a Hugging Face folder, or add a [model.tiny] table"
-    if model.path is not None and model.tiny is not None:
-        yield "two models: model.path and [model.tiny]; remove one"
+    given = {"model.path": model.path, "model.gguf": model.gguf, "[model.tiny]": model.tiny}
+    models = [name for name, value in given.items() if value is not None]
+    if not models:
+        yield "no model: set model.path to a Hugging Face folder or model.gguf to a file, or add a [model.tiny] table"
+    if len(models) > 1:
+        yield f"{'two' if len(models) == 2 else 'three'} models: {' and '.join(models)}; keep one"
     if model.tiny is not None and model.tiny.hidden % model.tiny.heads:
         yield f"model.tiny.hidden = {model.tiny.hidden} is not a multiple of heads = {model.tiny.heads}"
     for name, problems in {"data": config.data, "eval.data": config.eval.data}.items():
@@ -101,16 +108,33 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         "no [eval.data] says which problems are held out",
     ),
     ("data.seed", lambda c: c.data.path is not None, "the problems come from data.path"),
+    ("data.answer_after", lambda c: c.data.path is None, "the problems come from data.tasks"),
     (
         "eval.data.seed",
         lambda c: c.eval.data is not None and c.eval.data.path is not None,
         "the problems come from eval.data.path",
+    ),
+    (
+        "eval.data.answer_after",
+        lambda c: c.eval.data is not None and c.eval.data.path is None,
+        "the problems come from eval.data.tasks",
     ),
     ("redis.port", lambda c: c.redis.url is not None, "redis.url names a server that runs already"),
     (
         "engines.count engines.device engines.gpus engines.tp engines.port engines.python engines.args engines.threads",
         lambda c: bool(c.engines.urls),
         "engines.urls names servers that run already",
+    ),
+    ("buffers.filter_metric", lambda c: c.buffers.group_size == 1, "a group of one is never filtered"),
+    (
+        "buffers.max_consecutive_filtered",
+        lambda c: c.buffers.filter_metric is None,
+        "buffers.filter_metric does not say what groups are filtered by",
+    ),
+    (
+        "buffers.proactive_threshold buffers.proactive_patience_s",
+        lambda c: c.buffers.proactive is None,
+        "buffers.proactive does not say what is done with the last few",
     ),
     ("loss.importance_cap", lambda c: c.loss.importance == "none", 'loss.importance is "none"'),
     (

@@ -1,5 +1,6 @@
 """A run's TOML file: what is refused, and in which words."""
 
+import re
 from importlib.resources import files
 
 import pytest
@@ -52,6 +53,18 @@ def test_every_wrong_key_is_reported_at_once_and_with_its_file(toml):
 def test_a_value_of_the_wrong_kind_says_what_was_found(toml):
     assert "run.total_steps: input should be greater than 0, found -5" in refusal(toml, "run.total_steps=-5")
     assert "found 'many'" in refusal(toml, "buffers.batch_size=many")
+    for name, given, found in (
+        ("batch_size", "4.5", "4.5"),
+        ("batch_size", "0", "0"),
+        ("buffer_capacity", "0", "0"),
+        ("max_staleness", "-1", "-1"),
+        ("group_size", "[1]", r"\[1\]"),
+        ("lease_s", "nan", "nan"),
+        ("filter_metric", "best", "'best'"),
+        ("proactive", "both", "'both'"),
+    ):
+        said = refusal(toml, f"buffers.{name}={given}")
+        assert re.search(f"{toml}: buffers.{name}.*: (input should|expected) .*found {found}", said), said
     assert "run.name:" in refusal(toml, "run.name='../elsewhere'")
 
 
@@ -71,10 +84,13 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
     ("overrides", "said"),
     [
         (["publish.every=4", "buffers.max_staleness=2"], "buffers.max_staleness 2 < publish_every - 1 = 3"),
-        (["buffers.buffer_capacity=3"], "buffers.buffer_capacity = 3: only batch_size is possible yet; remove it"),
+        (["buffers.buffer_capacity=3"], "buffers.buffer_capacity 3 < batch_size 64: raise it"),
         (["buffers.group_size=4"], "buffers.group_size = 4: groups are not possible yet; set it to 1"),
         (["buffers.group_launch=2"], "buffers.group_launch = 2: more than group_size is not possible yet; remove it"),
         (["buffers.byte_budget=1000"], "buffers.byte_budget 1000 is less than one buffer needs"),
+        (["buffers.buffer_capacity=1025"], "is less than one buffer needs: expected at least 1074790400 bytes"),
+        (["buffers.proactive=truncate"], 'buffers.proactive = "truncate": workers cannot truncate yet'),
+        (["buffers.proactive=retry", "buffers.proactive_patience_s=600"], "is not below max_age_s = 600"),
         (["advantage.algorithm=grpo"], "advantage.algorithm = 'grpo' is not known; set it to one of: spo++"),
         (["environment.episode_timeout_s=700"], "is above buffers.max_age_s = 600"),
         (["model.path=/models/x"], "two models"),
@@ -105,6 +121,13 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["eval.data.path=p.jsonl", "eval.data.seed=3"], "because the problems come from eval.data.path; remove it"),
         (["redis.url=redis://elsewhere", "redis.port=7000"], "because redis.url names a server that runs already"),
         (["engines.urls=['http://elsewhere']", "engines.count=2", "engines.tp=4"], "engines.tp = 4 does nothing"),
+        (["buffers.filter_metric=acc"], "buffers.filter_metric = 'acc' does nothing, because a group of one is never"),
+        (
+            ["buffers.max_consecutive_filtered=9"],
+            "buffers.max_consecutive_filtered = 9 does nothing, because buffers.fi",
+        ),
+        (["buffers.proactive_threshold=2"], "buffers.proactive_threshold = 2 does nothing, because buffers.proactive"),
+        (["buffers.proactive_patience_s=2"], "buffers.proactive_patience_s = 2.0 does nothing"),
         (["loss.importance=none", "loss.importance_cap=3.0"], 'because loss.importance is "none"'),
         (["environment.name=mine.py:Mine", "environment.tool_memory_mb=64"], "environment.tool_memory_mb = 64 does"),
     ],
