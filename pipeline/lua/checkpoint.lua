@@ -15,7 +15,8 @@ if version > run.checkpoint then
 end
 
 open_window()
-local missing, stored = run.batch_size - occupied[run.head], tonumber(field('stored'))
+local filled = occupied[run.head] or 0 -- with max_staleness 0 the window is empty until the next Publish
+local missing, stored = run.batch_size - filled, tonumber(field('stored'))
 local need = (stored + missing * run.group_launch) * run.max_trajectory_bytes
 if missing > redis.call('ZCARD', RESERVED) and run.byte_budget > 0 and need > run.byte_budget
   and run.oldest < run.checkpoint then
