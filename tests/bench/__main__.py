@@ -8,11 +8,16 @@ from dataclasses import asdict
 
 import click
 
-from tests.bench import scripts
+from tests.bench import lifecycles, memory, scripts, tensors
 from tests.bench.result import markdown
 from tests.bench.server import started
 
-PARTS = {"scripts": scripts.measure}
+PARTS = {
+    "scripts": scripts.measure,
+    "lifecycles": lifecycles.measure,
+    "tensors": tensors.measure,
+    "memory": memory.measure,
+}
 
 
 @click.command()

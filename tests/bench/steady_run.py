@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import redis
 
-from pipeline.coordinator import Coordinator
-from tests.fixtures_ledger import ENGINE, TRAINER, WORKER, trajectory
+from tests.bench.ledger import new_run, update
+from tests.fixtures_ledger import ENGINE, WORKER, trajectory
 
 BLOCK = 32
 
@@ -52,12 +52,7 @@ class SteadyRun:
 
     def __init__(self, client: redis.Redis, idle: int = 5000, **settings):
         self.client, self.batch_size = client, settings["batch_size"]
-        self.c = Coordinator.create(client, f"bench-{uuid.uuid4().hex[:8]}", settings)
-        self.c.add_prompts({"id": f"p{i}", "payload": b"question"} for i in range(self.batch_size + BLOCK + idle))
-        self.c.register_engine(ENGINE, 0)
-        self.c.join(TRAINER, 0)
-        for source in self.c._ledger.scripts.sources.values():
-            client.script_load(source)
+        self.c = new_run(client, self.batch_size + BLOCK + idle, **settings)
         self.head = self.occupied = 0
         self.in_flight = deque(self.c.reserve(WORKER, ENGINE) for _ in range(self.batch_size))
 
@@ -83,15 +78,9 @@ class SteadyRun:
         _expect("PLACED", send(calls))
         self.occupied += BLOCK
         while self.occupied >= self.batch_size:
-            self._update()
-
-    def _update(self) -> None:
-        self.c.consume(TRAINER, self.head)
-        self.head += 1
-        self.occupied -= self.batch_size
-        self.c.publish(TRAINER, self.head, f"weights/{self.head}", "d" * 16)
-        self.c.register_engine(ENGINE, self.head)
-        self.c.checkpoint(TRAINER, self.head)
+            update(self.c, self.head)
+            self.head += 1
+            self.occupied -= self.batch_size
 
     @contextmanager
     def _recorded(self) -> Iterator[list[Call]]:
