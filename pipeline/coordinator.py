@@ -77,7 +77,7 @@ class Coordinator(LedgerView):
         _below_maxmemory(client, stored["byte_budget"])
         digest = digest or hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:16]
         coordinator = cls(client, run, **options)
-        rules = json.dumps({name: stored[name] for name in RULES})
+        rules = "".join(f"{stored[name] or 0} " for name in RULES.split())
         pairs = [item for pair in stored.items() for item in pair]
         code = coordinator._ledger.run("create", digest, rules, *pairs)[0]
         if code == "OTHER_SETTINGS":

@@ -31,20 +31,10 @@ AT_LEAST_ONE = (
     "max_consecutive_filtered",
     "proactive_threshold",
 )
-# of the settings, those that most transitions need: one field of hr:{run}, see lua/_run.lua
+# the settings that most transitions need: together in the field `rules` of hr:{run}, see lua/_run.lua
 RULES = (
-    "max_staleness",
-    "publish_every",
-    "batch_size",
-    "buffer_capacity",
-    "group_size",
-    "group_launch",
-    "rho",
-    "sampler",
-    "byte_budget",
-    "max_trajectory_bytes",
-    "lease_ms",
-    "filter_metric",
+    "max_staleness publish_every batch_size buffer_capacity group_size group_launch rho byte_budget "
+    "max_trajectory_bytes lease_ms sampler filter_metric"
 )
 
 

@@ -6,8 +6,8 @@
 -- Every reply is {code, joined, version, head, ...}. Any transition may answer UNKNOWN_RUN, or ROLLED_BACK: this
 -- ledger is behind what the caller saw (_check.lua).
 --
--- A call into Redis costs about a microsecond, a field a quarter of one: so the settings that most transitions need
--- stand together in `rules`, and what few need is read there (field).
+-- A call into Redis costs microseconds, a field and a number half of one: so the settings that most transitions need
+-- stand together in one line, `rules` (ledger_types.RULES), and what few need is read there (field).
 local RUN, PROMPTS, RESERVED, EVENTS, COUNTERS, WORKERS = unpack(KEYS)
 local FIXED = 6
 local SHIFT = 4294967296 -- scores are number * 2^32 + sequence number
@@ -20,10 +20,17 @@ end
 
 local found = redis.call('HMGET', RUN, 'rules', 'joined', 'version', 'head', 'event', 'window', 'clock', 'stored',
   'reservations', 'finished', 'paused', 'stopped')
-local run = found[1] and cjson.decode(found[1]) or {}
-run.joined, run.version, run.head, run.event = tonumber(found[2]), tonumber(found[3]), tonumber(found[4]), tonumber(found[5])
-run.window, run.clock, run.stored = found[6], tonumber(found[7]), tonumber(found[8])
-run.reservations, run.finished, run.paused, run.stopped = tonumber(found[9]), tonumber(found[10]), found[11], found[12]
+local max_staleness, publish_every, batch_size, buffer_capacity, group_size, group_launch, rho, byte_budget,
+  max_trajectory_bytes, lease_ms, sampler, filter_metric = string.match(found[1] or '', '^' .. ('(%S+) '):rep(12))
+local run = {
+  max_staleness = tonumber(max_staleness), publish_every = tonumber(publish_every), batch_size = tonumber(batch_size),
+  buffer_capacity = tonumber(buffer_capacity), group_size = tonumber(group_size), group_launch = tonumber(group_launch),
+  rho = tonumber(rho), byte_budget = tonumber(byte_budget), max_trajectory_bytes = tonumber(max_trajectory_bytes),
+  lease_ms = tonumber(lease_ms), sampler = sampler, filter_metric = filter_metric,
+  joined = tonumber(found[2]), version = tonumber(found[3]), head = tonumber(found[4]), event = tonumber(found[5]),
+  window = found[6], clock = tonumber(found[7]), stored = tonumber(found[8]), reservations = tonumber(found[9]),
+  finished = tonumber(found[10]), paused = found[11], stopped = found[12],
+}
 
 local function field(name) return redis.call('HGET', RUN, name) end
 

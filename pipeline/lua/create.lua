@@ -1,7 +1,7 @@
 #!lua
 -- A run begins: version, head and event are 0. The same settings again change nothing.
 -- KEYS  the run's fixed keys; builds buffer:<0..max_staleness>
--- ARGV  time; joined, version, head (unused); [5] digest, rules (JSON), [7...] settings as field, value, ...
+-- ARGV  time; joined, version, head (unused); [5] digest, rules, [7...] settings as field, value, ...
 -- returns CREATED | EXISTS | OTHER_SETTINGS
 local RUN, EVENTS = KEYS[1], KEYS[4]
 local digest = redis.call('HGET', RUN, 'digest')
@@ -9,17 +9,17 @@ if digest then return { digest == ARGV[5] and 'EXISTS' or 'OTHER_SETTINGS', 0, 0
 
 local time = redis.call('TIME')
 local now = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local rules = cjson.decode(ARGV[6])
 redis.call('HSET', RUN, 'schema', 2, 'digest', ARGV[5], 'created_ms', now, 'version', 0, 'head', 0, 'event', 0,
   'oldest', 0, 'checkpoint', 0, 'clock', 0, 'joined', 0, 'stored', 0, 'trainer', '', 'awaited', -1,
   'paused', '', 'stopped', '', 'reservations', 0, 'finished', 0, 'consecutive_failures', 0, 'consecutive_filtered', 0,
-  'reap_after', 0, 'rules', ARGV[6], 'window', string.rep('0/0 ', rules.max_staleness + 1))
+  'reap_after', 0, 'rules', ARGV[6])
 redis.call('HSET', RUN, unpack(ARGV, 7))
-for b = 0, rules.max_staleness do
+local rules = redis.call('HMGET', RUN, 'max_staleness', 'batch_size', 'buffer_capacity', 'group_size', 'publish_every')
+redis.call('HSET', RUN, 'window', string.rep('0/0 ', rules[1] + 1))
+for b = 0, rules[1] do
   redis.call('HSET', RUN .. ':buffer:' .. b, 'state', 'PENDING', 'occupied', 0, 'reserved', 0, 'due', 0, 'over', 0,
-    'capacity', rules.buffer_capacity, 'target', rules.batch_size, 'min_version', '')
+    'capacity', rules[3], 'target', rules[2], 'min_version', '')
 end
-redis.call('XADD', EVENTS, '*', 'kind', 'created', 'ms', now, 'digest', ARGV[5], 'max_staleness', rules.max_staleness,
-  'batch_size', rules.batch_size, 'buffer_capacity', rules.buffer_capacity, 'group_size', rules.group_size,
-  'publish_every', rules.publish_every)
+redis.call('XADD', EVENTS, '*', 'kind', 'created', 'ms', now, 'digest', ARGV[5], 'max_staleness', rules[1],
+  'batch_size', rules[2], 'buffer_capacity', rules[3], 'group_size', rules[4], 'publish_every', rules[5])
 return { 'CREATED', 0, 0, 0 }

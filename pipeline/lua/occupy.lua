@@ -18,33 +18,37 @@ local function first_answer()
   if e[6] and (state == 'SURPLUS' or state == 'FILTERED') then return reply(state) end
   return reply('GONE')
 end
-local function discard(answer)
-  for id in string.gmatch(ids, '%S+') do redis.call('XDEL', stream, id) end
-  forget_worker(worker)
-  return answer
-end
 if e[6] == ids and owner == worker then -- sent again; its payloads stay, unless they are needed no longer
   local answer = trouble() and reply(trouble()) or first_answer()
-  return (state == 'OCCUPIED' or state == 'CONSUMED') and answer or discard(answer)
+  if state ~= 'OCCUPIED' and state ~= 'CONSUMED' then
+    for id in string.gmatch(ids, '%S+') do redis.call('XDEL', stream, id) end
+    forget_worker(worker)
+  end
+  return answer
 end
 
 local function number(id) return tonumber(string.match(id, '^%d+')) end -- our ids are n-0
 local w = redis.call('HMGET', worker_key(worker), 'last_id', 'stored')
-local newest, count = number(w[1] or '0-0'), 0
+local before, newest, count, ordered = number(w[1] or '0-0'), 0, 0, true
 for id in string.gmatch(ids, '%S+') do
-  if number(id) <= newest then return reply('ORDER', w[1]) end
-  newest, count = number(id), count + 1
+  ordered = ordered and number(id) > math.max(before, newest)
+  newest, count = math.max(before, newest, number(id)), count + 1
 end
 local function refuse(...)
   redis.call('HSET', worker_key(worker), 'last_id', newest .. '-0')
-  return discard(reply(...))
+  for id in string.gmatch(ids, '%S+') do
+    if number(id) > before then redis.call('XDEL', stream, id) end
+  end
+  forget_worker(worker)
+  return reply(...)
 end
+if not ordered then return refuse('ORDER', newest .. '-0') end
 if trouble() then return refuse(trouble()) end
 if state ~= 'RESERVED' or owner ~= worker then refuse('GONE') return first_answer() end
 if prompt ~= ARGV[7] then return refuse('BAD', 'prompt', prompt) end
 if version ~= tonumber(ARGV[8]) then return refuse('BAD', 'version', version) end
 if tonumber(ARGV[9]) < version then return refuse('OLD') end
-local filters = run.filter_metric ~= '' and run.group_size > 1
+local filters = run.filter_metric ~= '0' and run.group_size > 1
 local outcomes = {}
 for i = 11, #ARGV do outcomes[#outcomes + 1] = tonumber(ARGV[i]) end
 local members = filters and #outcomes / 2 or #outcomes
