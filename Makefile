@@ -13,7 +13,7 @@ RUN ?= demo
 PIP_TORCH = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 export HEADRACE_SGLANG_PYTHON ?= $(abspath $(SGLANG_VENV))/bin/python
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint bench setup clean
 
 demo: setup
 	@test -f $(RUN).toml || $(VENV)/bin/headrace init $(RUN) --recipe demo
@@ -26,6 +26,9 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.bench
 
 setup: $(VENV)/.installed $(SGLANG_VENV)/.installed
 
