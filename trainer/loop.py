@@ -119,11 +119,12 @@ class Trainer:
         began = time.monotonic()
         metrics = self.updater.update(trajectories, self.version)
         took = time.monotonic() - began
-        line = self.ranks.on_first(lambda: self.record.write(self.version, metrics, took))
+        entries = list(dict.fromkeys(trajectory.entry for trajectory in trajectories))
+        line = self.ranks.on_first(lambda: self.record.write(self.version, entries, metrics, took))
         self.version += 1
         self._on_first(lambda: self.progress.working(version=self.version, tokens_s=line["tokens_per_second"]))
         keep = self.config.buffers.max_staleness + 2
-        self.recent = [*self.recent, list(dict.fromkeys(ref.entry for ref in batch.refs))][-keep:]
+        self.recent = [*self.recent, entries][-keep:]
         if self.version % self.config.trainer.checkpoint_every == 0:
             self._save()
         self._publish_if_due()

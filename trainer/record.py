@@ -1,13 +1,14 @@
 """The updates of a run, one line each in metrics.jsonl and one entry each in a stream; and where the time went.
 
 timed("ready") ─┐
-timed("fetch") ─┼─▶ write(version, metrics) ─▶ {"version": 12, "loss": …, "wait_seconds": {"ready": 0.4, …}, …}
+timed("fetch") ─┼─▶ write(version, batch, metrics) ─▶ {"version": 12, "batch": "9f3c…", "loss": …, "wait_seconds": {…}}
 timed("publish")┘
 """
 
+import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,15 @@ class Record:
                 break
             self.client.xdel(stream, entry)
 
-    def write(self, version: int, metrics: dict[str, Any], step_seconds: float) -> dict[str, Any]:
-        """Record update `version` and return its line. tokens_per_second counts the waiting, step_seconds does not."""
+    def write(self, version: int, batch: Sequence[str], metrics: dict[str, Any], step_seconds: float) -> dict[str, Any]:
+        """Record update `version` and return its line. batch: the entries it was made from, in order; `headrace audit`
+        holds them against those that the ledger handed out. tokens_per_second counts the waiting, step_seconds does
+        not."""
         now = time.monotonic()
         elapsed, self.clock = now - self.clock, now
         waits, self.waits = self.waits, {}
-        line = {"version": version, "step": version + 1, "time_ms": time.time_ns() // 1_000_000, **metrics}
+        line = {"version": version, "step": version + 1, "time_ms": time.time_ns() // 1_000_000}
+        line |= {"batch": hashlib.sha256(" ".join(batch).encode()).hexdigest()[:16], **metrics}
         line |= {
             "wait_seconds": {cause: round(seconds, 4) for cause, seconds in waits.items()},
             "idle_seconds": round(waits.get("ready", 0.0), 4),
