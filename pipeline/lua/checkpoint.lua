@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- include: _run _check _trainer _prompts _buffers _entries _forget
 -- Updates < version are durable. Batches stay until the second-newest checkpoint covers them; only where head could
--- otherwise never be filled within byte_budget, until the newest one does.
+-- otherwise never be filled within byte_budget, or where Redis is full, until the newest one does.
 -- KEYS  the run's fixed keys; builds buffer:<covered>, entry:<its>, worker:<its>, trajectories:<its>
--- ARGV  [5] trainer, version
+-- ARGV  [5] trainer, version, 1 if Redis is at maxmemory
 -- returns OK, oldest kept batch | AHEAD | FENCED, trainer
 local version = tonumber(ARGV[6])
 if version > run.head then return reply('AHEAD') end
@@ -18,8 +18,8 @@ open_window()
 local filled = occupied[run.head] or 0 -- with max_staleness 0 the window is empty until the next Publish
 local missing, stored = run.batch_size - filled, tonumber(field('stored'))
 local need = (stored + missing * run.group_launch) * run.max_trajectory_bytes
-if missing > redis.call('ZCARD', RESERVED) and run.byte_budget > 0 and need > run.byte_budget
-  and run.oldest < run.checkpoint then
+local starved = missing > redis.call('ZCARD', RESERVED) and run.byte_budget > 0 and need > run.byte_budget
+if (starved or ARGV[7] == '1') and run.oldest < run.checkpoint then
   forget_buffers(run.oldest, run.checkpoint - 1)
   run.oldest = run.checkpoint
   redis.call('HSET', RUN, 'oldest', run.oldest)

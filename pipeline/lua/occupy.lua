@@ -5,7 +5,7 @@
 -- this very call brought (ids newer than last_id), and nothing else.
 -- KEYS  [7] the entry, [8] its worker's stream; builds prompt:<its>, worker:<its>, buffer:<window>, entry:<surplus>
 -- ARGV  [5] entry, worker, prompt, version, oldest segment's version, ids ("1-0 2-0"), [11...] outcome of each
---       member, then, if the run filters, what it filters by
+--       member; then, if the run filters, what it filters by; then, only where a full Redis refuses the MULTI, payloads
 -- returns PLACED, buffer | SURPLUS | FILTERED | GONE | OLD | BAD, what, expected | ORDER, last_id
 local entry, worker, ids = ARGV[5], ARGV[6], ARGV[10]
 local key, stream = KEYS[FIXED + 1], KEYS[FIXED + 2]
@@ -49,10 +49,9 @@ if prompt ~= ARGV[7] then return refuse('BAD', 'prompt', prompt) end
 if version ~= tonumber(ARGV[8]) then return refuse('BAD', 'version', version) end
 if tonumber(ARGV[9]) < version then return refuse('OLD') end
 local filters = run.filter_metric ~= '0' and run.group_size > 1
-local outcomes = {}
-for i = 11, #ARGV do outcomes[#outcomes + 1] = tonumber(ARGV[i]) end
-local members = filters and #outcomes / 2 or #outcomes
-if members ~= run.group_size or count ~= run.group_size then return refuse('BAD', 'group', run.group_size) end
+local outcomes, members, numbers = {}, count, 10 + (filters and 2 * count or count)
+for i = 11, numbers do outcomes[#outcomes + 1] = tonumber(ARGV[i]) end
+if members ~= run.group_size or #outcomes ~= numbers - 10 then return refuse('BAD', 'group', run.group_size) end
 local alike = filters
 for i = members + 1, #outcomes do alike = alike and outcomes[i] == outcomes[members + 1] end
 for i = members + 1, #outcomes do outcomes[i] = nil end
@@ -90,6 +89,11 @@ if not place then return leave('SURPLUS') end
 local finished = run.finished + 1
 redis.call('HSET', key, 'state', 'OCCUPIED', 'buffer', place, 'placed', place, 'ids', ids, 'finished_ms', now)
 redis.call('HSET', worker_key(worker), 'last_id', newest .. '-0', 'stored', (tonumber(w[2]) or 0) + count)
+local payload = numbers
+for id in string.gmatch(ids, '%S+') do
+  payload = payload + 1
+  if ARGV[payload] then redis.call('XADD', stream, id, 'payload', ARGV[payload], 'entry', entry) end
+end
 put(entry, version * SHIFT + finished, place)
 record('placed', 'entry', entry, 'prompt', prompt, 'version', version, 'buffer', place, 'oldest', ARGV[9])
 settle('finished', finished, 'stored', run.stored + count, 'consecutive_failures', 0, 'consecutive_filtered', 0)
