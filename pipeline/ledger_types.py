@@ -4,14 +4,13 @@ An expected outcome is a value: `Refused("FULL")` is back-pressure, not an error
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.trajectory_check import LARGEST_INT
 from pipeline.weights import Label
-
 
 # metric of a trajectory that dynamic sampling compares within its group
 FILTER_METRICS = {
@@ -69,17 +68,27 @@ class Settings:
         values = dict(given if isinstance(given, Mapping) else given.model_dump())
         unknown = values.keys() - {f.name for f in fields(cls)}
         if unknown:
-            raise ConfigError(f"expected the ledger's settings, found also {', '.join(sorted(unknown))}: remove them")
+            names = ", ".join(sorted(map(str, unknown)))
+            raise ConfigError(f"expected the ledger's settings, found also {names}: remove them")
         if "batch_size" not in values:
             raise ConfigError("batch_size is missing: say how many entries one update takes")
-        values["buffer_capacity"] = values.get("buffer_capacity") or values["batch_size"]
-        values["group_launch"] = values.get("group_launch") or values.get("group_size", 1)
+        if values.get("buffer_capacity") is None:
+            values["buffer_capacity"] = values["batch_size"]
+        if values.get("group_launch") is None:
+            values["group_launch"] = values.get("group_size", 1)
         settings = cls(**values)
         if problem := settings.impossible():
             raise ConfigError(problem)
         return settings
 
     def impossible(self) -> str | None:
+        """What is wrong with them, in a sentence."""
+        for field in fields(self):
+            value, kind = getattr(self, field.name), int | float if field.type is float else field.type
+            if isinstance(value, bool) or not isinstance(value, kind):
+                return f"{field.name}: expected {getattr(kind, '__name__', kind)}, found {value!r}"
+            if isinstance(value, int | float) and not abs(value) < LARGEST_INT:
+                return f"{field.name}: expected a number below 2**53, found {value}"
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 return f"{name}: expected at least 1, found {getattr(self, name)}"
@@ -105,8 +114,9 @@ class Settings:
             return f"filter_metric: expected one of {', '.join(FILTER_METRICS)}, found {self.filter_metric!r}"
         if self.proactive not in (None, "retry", "truncate"):
             return f'proactive: expected "retry" or "truncate", found {self.proactive!r}'
-        if not (self.lease_s > 0 and self.max_age_s > 0 and math.isfinite(self.lease_s + self.max_age_s)):
-            return "lease_s and max_age_s: expected seconds above 0"
+        for name in ("lease_s", "max_age_s", "proactive_patience_s"):
+            if getattr(self, name) < 0.001:
+                return f"{name}: expected a millisecond at least, found {getattr(self, name)}"
         return None
 
     def stored(self) -> dict[str, Any]:

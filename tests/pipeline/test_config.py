@@ -60,6 +60,7 @@ def test_a_value_of_the_wrong_kind_says_what_was_found(toml):
         ("max_staleness", "-1", "-1"),
         ("group_size", "[1]", r"\[1\]"),
         ("lease_s", "nan", "nan"),
+        ("lease_s", "inf", "inf"),
         ("filter_metric", "best", "'best'"),
         ("proactive", "both", "'both'"),
     ):
@@ -124,7 +125,7 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["buffers.filter_metric=acc"], "buffers.filter_metric = 'acc' does nothing, because a group of one is never"),
         (
             ["buffers.max_consecutive_filtered=9"],
-            "buffers.max_consecutive_filtered = 9 does nothing, because buffers.fi",
+            "buffers.max_consecutive_filtered = 9 does nothing, because buffers",
         ),
         (["buffers.proactive_threshold=2"], "buffers.proactive_threshold = 2 does nothing, because buffers.proactive"),
         (["buffers.proactive_patience_s=2"], "buffers.proactive_patience_s = 2.0 does nothing"),
