@@ -18,7 +18,7 @@ from typing import Any
 import redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from pipeline import errors, events, keys
+from pipeline import errors, events, keys, memory
 from pipeline.ledger_types import (
     FILTER_METRICS,
     RULES,
@@ -37,6 +37,7 @@ from pipeline.ledger_types import (
 )
 from pipeline.ledger_view import LedgerView
 from pipeline.trajectory import Trajectory
+from pipeline.trajectory_check import check_group
 from pipeline.transitions import Transitions, text
 
 __all__ = [
@@ -64,7 +65,7 @@ class Coordinator(LedgerView):
     ):
         super().__init__(client, run)
         self._random, self._ledger = random.Random(seed), Transitions(client, run, clock)
-        self._owners: dict[str, str] = {}  # entries reserved through this client -> worker
+        self._reserved: dict[str, tuple[str, str, int]] = {}  # entry of this client -> worker, prompt, version
         self._settings: dict[str, str] = {}
 
     @classmethod
@@ -119,39 +120,37 @@ class Coordinator(LedgerView):
             return Refused("MEMORY")
         if code != "OK":
             return Refused(code)
-        self._owners[entry] = worker
         prompt, payload, version, deadline, event, value, attempt = answer
+        self._reserved[entry] = (worker, text(prompt), int(version))
         return Reservation(
             entry, text(prompt), payload, int(version), int(deadline), int(event), float(value), int(attempt)
         )
 
     def occupy(self, entry: str, trajectories: list[Trajectory]) -> Placed | Surplus | Filtered | Refused:
         """Hand in the finished trajectories of an entry. Raises BadTrajectory; the entry stays RESERVED then."""
-        worker = self._owners.get(entry) or text(self.client.hget(keys.entry(self.run, entry), "worker"))
-        if not worker:
+        reserved = self._reserved.get(entry) or self._look_up(entry)
+        if not reserved:
             return Refused("GONE")
-        if len({(t.entry, t.prompt_id, t.version) for t in trajectories}) != 1 or trajectories[0].entry != entry:
-            found = sorted({t.entry for t in trajectories})
-            raise errors.BadTrajectory("FOREIGN", f"expected the trajectories of entry {entry!r}, found {found}")
+        worker, *claims = reserved
         try:
             payloads = [t.encode(int(self._setting("max_trajectory_bytes"))) for t in trajectories]
         except errors.BadTrajectory as error:
             if error.code == "OLD":
                 return Refused("OLD")
             raise
-        first = trajectories[0]
-        oldest = min((s.version for t in trajectories for s in t.segments), default=first.version)
+        check_group(trajectories, entry, *claims, int(self._setting("group_size")))
+        oldest = min((s.version for t in trajectories for s in t.segments), default=trajectories[0].version)
         outcomes = [repr(float(t.outcome)) for t in trajectories]
-        if metric := self._setting("filter_metric"):
+        if (metric := self._setting("filter_metric")) and len(trajectories) > 1:
             outcomes += [repr(float(FILTER_METRICS[metric](t))) for t in trajectories]
-        code, answer = self._ledger.occupy(worker, entry, payloads, [first.prompt_id, first.version, oldest], outcomes)
+        code, answer = self._ledger.occupy(worker, entry, payloads, [*claims, oldest], outcomes)
         if code == "BAD":
             what, expected = text(answer[0]), text(answer[1]) if isinstance(answer[1], bytes) else answer[1]
             raise errors.BadTrajectory(
                 what.upper(), f"entry {entry!r}: expected {what} {expected}, as Reserve answered"
             )
         if code != "OLD":
-            self._owners.pop(entry, None)
+            self._reserved.pop(entry, None)
         if code == "PLACED":
             return Placed(answer[0])
         return {"SURPLUS": Surplus(), "FILTERED": Filtered()}.get(code) or Refused(code)
@@ -161,7 +160,7 @@ class Coordinator(LedgerView):
         if reason not in RELEASE_REASONS:
             raise ValueError(f"expected one of {', '.join(RELEASE_REASONS)}, found {reason!r}")
         _, answer = self._ledger.run("release", entry, reason, extra=(keys.entry(self.run, entry),))
-        self._owners.pop(entry, None)
+        self._reserved.pop(entry, None)
         return bool(answer[0])
 
     def renew(self, worker: str, entries: Iterable[str]) -> Commands:
@@ -223,7 +222,7 @@ class Coordinator(LedgerView):
 
     def checkpoint(self, trainer: str, version: int) -> int:
         """Updates < version are durable. Returns the oldest batch that is kept."""
-        code, answer = self._ledger.run("checkpoint", trainer, version)
+        code, answer = self._ledger.run("checkpoint", trainer, version, int(memory.is_full(self.client)))
         if code == "AHEAD":
             raise errors.OutOfSequence(code, f"checkpoint {version} is ahead of the next batch, {self._ledger.seen[2]}")
         return answer[0]
@@ -281,6 +280,11 @@ class Coordinator(LedgerView):
         self._settings = self._settings or self.fields()
         return self._settings[name]
 
+    def _look_up(self, entry: str) -> tuple[str, str, int] | None:
+        """Worker, prompt and version of an entry that another client reserved."""
+        worker, prompt, version = self.client.hmget(keys.entry(self.run, entry), "worker", "prompt", "version")
+        return (text(worker), text(prompt), int(version)) if worker else None
+
     def _exponential(self) -> str:
         """Exp(1), from the seeded generator; decides where a prompt re-enters the race."""
         return repr(self._random.expovariate(1.0))
@@ -292,9 +296,5 @@ def _refs(flat: list) -> tuple[Ref, ...]:
 
 
 def _below_maxmemory(client: redis.Redis, budget: int) -> None:
-    try:
-        maxmemory = int(client.config_get("maxmemory").get("maxmemory", 0))
-    except (ResponseError, AttributeError):  # a managed Redis does not tell
-        return
-    if 0 < maxmemory <= budget:
+    if 0 < (maxmemory := memory.maxmemory(client)) <= budget:
         raise errors.ConfigError(f"byte_budget {budget} must be below Redis's maxmemory {maxmemory}: lower it")

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from pipeline import errors, keys
+from pipeline import errors, keys, memory
 from pipeline.ledger_types import BufferView, EngineView, Weights
 
 LOOK_S = 0.5
@@ -144,7 +144,7 @@ class LedgerView:
         status |= {"placed": int(run["finished"]), "surplus": 0, "filtered": 0, "consumed": 0} | counts | split
         status |= {"prompts": {"idle": idle, "in flight": reserved, "quarantined": quarantined}, "reserved": reserved}
         status |= {name: run[name] for name in ("trainer", "paused", "stopped", "digest")}
-        status["memory_full"] = _memory_full(run, reserved)
+        status["memory_full"] = _budget_full(run, reserved) or memory.is_full(self.client)
         status |= {"engines": [asdict(e) for e in self.engines()], "workers": self.workers()}
         return status | {"waiting": self._waiting(status, run, oldest)}
 
@@ -161,7 +161,7 @@ class LedgerView:
         if status["paused"]:
             text += f", paused: {status['paused']}"
         if status["memory_full"]:
-            return f"{text}; byte_budget is used up until the trainer's next checkpoint"
+            return f"{text}; memory is used up until the trainer's next checkpoint"
         if oldest:
             return (
                 f"{text}; most urgent: prompt {oldest['prompt']} at worker {oldest['worker']}, due {oldest['deadline']}"
@@ -185,7 +185,7 @@ def _buffer(number: int, fields: dict[str, str], run: dict[str, str]) -> BufferV
     )
 
 
-def _memory_full(run: dict[str, str], reserved: int) -> bool:
+def _budget_full(run: dict[str, str], reserved: int) -> bool:
     """Would Reserve answer MEMORY?"""
     trajectories = int(run["stored"]) + (reserved + 1) * int(run["group_launch"])
     return 0 < int(run["byte_budget"]) < trajectories * int(run["max_trajectory_bytes"])

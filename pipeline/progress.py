@@ -11,10 +11,12 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import OutOfMemoryError
 
 from pipeline import jsonl, keys
 
@@ -51,7 +53,7 @@ class Progress:
 
     def done(self) -> None:
         """The process ends; its line goes at once."""
-        pipe = self._client.pipeline()
+        pipe = self._client.pipeline(transaction=False)  # a full Redis refuses every MULTI
         pipe.delete(keys.process(self._run, self._name))
         pipe.zrem(keys.processes(self._run), self._name)
         pipe.execute()
@@ -70,7 +72,8 @@ class Progress:
         pipe.pexpire(key, int(1000 * expire_s))
         pipe.zadd(index, {self._name: _now_ms() + int(1000 * expire_s)})
         pipe.zremrangebyscore(index, "-inf", _now_ms())
-        pipe.execute()
+        with suppress(OutOfMemoryError):  # a full Redis shows nothing new; what would make room must go on
+            pipe.execute()
 
 
 def read_processes(client: Redis, run: str) -> list[dict[str, Any]]:
@@ -89,7 +92,8 @@ def read_processes(client: Redis, run: str) -> list[dict[str, Any]]:
 def record_metrics(client: Redis, run: str, metrics: dict[str, Any], file: Path) -> None:
     """Add one update's metrics to the stream that the live display reads, then to the file."""
     # the file is last: a call that is repeated because Redis was away adds one line
-    client.xadd(keys.metrics(run), {"json": json.dumps(metrics)}, maxlen=MAX_METRICS, approximate=True)
+    with suppress(OutOfMemoryError):
+        client.xadd(keys.metrics(run), {"json": json.dumps(metrics)}, maxlen=MAX_METRICS, approximate=True)
     jsonl.append(file, metrics)
 
 

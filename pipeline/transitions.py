@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+from redis.exceptions import OutOfMemoryError
 
 from pipeline import errors, keys
 from pipeline.scripts import Scripts
@@ -45,12 +46,12 @@ class Transitions:
             for _ in range(ORDER_ATTEMPTS):
                 fresh = ids.take(len(payloads))
                 adds = [("XADD", stream, i, "payload", p, "entry", entry) for i, p in zip(fresh, payloads, strict=True)]
-                answers, reply = self.scripts.run_after(
-                    adds,
-                    "occupy",
-                    [*keys.fixed(self.name), keys.entry(self.name, entry), stream],
-                    [*self._prologue(), entry, worker, *claims, " ".join(fresh), *outcomes],
-                )
+                touched = [*keys.fixed(self.name), keys.entry(self.name, entry), stream]
+                args = [*self._prologue(), entry, worker, *claims, " ".join(fresh), *outcomes]
+                try:
+                    answers, reply = self.scripts.run_after(adds, "occupy", touched, args)
+                except OutOfMemoryError:  # a full Redis refuses the MULTI; what was admitted must get in all the same
+                    answers, reply = [], self.scripts.run("occupy", touched, [*args, *payloads])
                 for answer in answers:
                     # a repetition finds its own ids there
                     if isinstance(answer, Exception) and "equal or smaller" not in str(answer):

@@ -64,6 +64,43 @@ def test_a_server_that_was_killed_has_every_acknowledged_write(start):
         assert client.llen("a") == 1000
 
 
+def kill(server):
+    server.process.kill()
+    server.process.wait()
+
+
+def test_a_server_that_ends_by_itself_starts_again_where_it_was(start):
+    first = start()
+    with connect(first.url) as client:
+        client.set("a", "1")
+        kill(first)
+        again = first.again()
+        assert again.port == first.port and client.get("a") == b"1"
+        again.stop()
+
+
+def test_a_server_that_ends_again_and_again_is_given_up_with_the_end_of_its_log(start, monkeypatch):
+    monkeypatch.setattr(redis_server, "RESTARTS", 1)
+    server = start()
+    kill(server)
+    server = server.again()
+    kill(server)
+    with pytest.raises(RedisFailed, match=r"(?s)ended 2 times in a row.*redis.log"):
+        server.again()
+    server.started -= redis_server.STABLE_S + 1
+    server.again().stop()
+
+
+def test_a_start_waits_until_all_data_are_read_however_long_that_takes(start):
+    first = start()
+    with connect(first.url) as client:
+        client.set("a", "1")
+        for number in range(20):  # at two milliseconds a key, when a server is told to read slowly
+            client.set(number, "x")
+        client.config_set("key-load-delay", 20_000)
+        kill(first)
+
+
 def test_a_port_in_use_is_one_clear_message(start):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -117,7 +154,7 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_runs_file(monkeypa
     assert redis_server.find_url("redis://flag", "redis://file") == "redis://flag"
 
 
-@pytest.mark.parametrize("error", [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError])
+@pytest.mark.parametrize("error", [*redis_server.AWAY, redis.BusyLoadingError])
 def test_a_redis_that_is_away_for_a_moment_is_waited_for_and_said_once(error):
     answers, said = [error("away"), error("away"), 3], []
 
