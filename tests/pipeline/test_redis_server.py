@@ -91,14 +91,16 @@ def test_a_server_that_ends_again_and_again_is_given_up_with_the_end_of_its_log(
     server.again().stop()
 
 
-def test_a_start_waits_until_all_data_are_read_however_long_that_takes(start):
+def test_a_start_waits_until_all_data_are_read_however_long_that_takes(start, monkeypatch):
     first = start()
-    with connect(first.url) as client:
-        client.set("a", "1")
-        for number in range(20):  # at two milliseconds a key, when a server is told to read slowly
-            client.set(number, "x")
-        client.config_set("key-load-delay", 20_000)
-        kill(first)
+    with connect(first.url) as client, client.pipeline(transaction=False) as pipe:
+        for number in range(3000):
+            pipe.set(number, "x")
+        pipe.execute()
+    kill(first)
+    monkeypatch.setattr(redis_server, "CONFIG", redis_server.CONFIG + "key-load-delay 500\n")  # µs: 1.5 s for all
+    with redis.Redis(port=start(timeout_s=0.3).port, retry=None) as client:
+        assert client.dbsize() == 3000
 
 
 def test_a_port_in_use_is_one_clear_message(start):
