@@ -52,6 +52,7 @@ class Crew:
     engines: Sequence[EngineProcess]
     say: Callable[[str], None]
     trained: bool = False
+    _published: int = 0  # the version when the trainer ended last
     _drained: set[str] = field(default_factory=set)
     _exits: list[Exit] = field(default_factory=list)  # not dealt with yet: Redis may be away meanwhile
 
@@ -82,10 +83,17 @@ class Crew:
             raise ProcessFailed(str(exit))
         elif why := self._fields().get("stopped"):
             raise ProcessFailed(f"the run has stopped itself: {why}")
-        elif (pause := self.supervisor.restart_later(exit, RESTARTS[kind])) is None:
+        elif (pause := self.supervisor.restart_later(exit, RESTARTS[kind], self._worked(kind))) is None:
             raise ProcessFailed(f"{exit}\nit failed {RESTARTS[kind] + 1} times in a row")
         else:
             self.say(f"{exit.summary}; it starts again in {pause:g} s (log: {exit.process.program.log})")
+
+    def _worked(self, kind: str) -> bool:
+        """A trainer that has published since it ended last is not at its wit's end, however often it dies."""
+        if kind != "trainer":
+            return False
+        before, self._published = self._published, int(self._fields().get("version", 0))
+        return self._published > before
 
     def _all_updates_made(self) -> bool:
         """A trainer that somebody else stopped ends well too."""

@@ -131,13 +131,14 @@ class Supervisor:
             del self.processes[process.program.name]
         return [Exit(process, process.popen.returncode) for process in ended]
 
-    def restart_later(self, exit: Exit, limit: int, stable_s: float = 60) -> float | None:
+    def restart_later(self, exit: Exit, limit: int, worked: bool = False, stable_s: float = 60) -> float | None:
         """Plan a new start of what ended, in 1, 2, 4 … seconds; None: it failed `limit` times in a row already.
 
-        A process that ran for `stable_s` seconds starts counting anew.
+        A process that ran for `stable_s` seconds, or has done its work, starts counting anew.
         """
         process = exit.process
-        failures = 0 if time.monotonic() - process.started > stable_s else process.failures
+        anew = worked or time.monotonic() - process.started > stable_s
+        failures = 0 if anew else process.failures
         if failures >= limit:
             return None
         process.failures = failures + 1

@@ -311,6 +311,14 @@ def test_a_process_that_keeps_dying_ends_the_run_with_the_end_of_its_log(crew):
         ends(crew, "trainer", 1)
 
 
+def test_a_trainer_that_makes_updates_between_its_deaths_starts_again_however_often(crew):
+    for version in range(1, 2 * crews.RESTARTS["trainer"] + 3):
+        crew.client.hset("hr:{small}", mapping={"version": version, "stopped": ""})
+        ends(crew, "trainer", -9)
+        assert "it starts again in 1 s" in crew.said[-1]
+        wait_for(lambda: crew.look() or "trainer" in crew.supervisor.processes, 5)
+
+
 def test_a_run_that_stopped_itself_is_not_tried_again(crew):
     crew.client.hset("hr:{small}", mapping={"version": 3, "stopped": "100 failures in a row"})
     with pytest.raises(ProcessFailed, match="the run has stopped itself: 100 failures in a row"):
