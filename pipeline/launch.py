@@ -198,7 +198,7 @@ class Launch:
         """One pass of the loop; True when the last update is made and evaluated."""
         if self._server is not None and not self._server.running:
             display.say("Redis has ended; it starts again with all that was written")
-            self._server = RedisServer.start(self._server.folder, self._server.port)
+            self._server = self._server.again()
         crew.look()
         display.refresh()
         return crew.trained and self._evaluated()
