@@ -270,9 +270,8 @@ def a_batch_of_one(lines):
 
 
 def in_flight_for_ever(lines):
-    last = lines[-1]
-    silence = ({"kind": "engine", "id": f"{last['id'][:-1]}{n}", "ms": 1_000_000 + 10_000 * n} for n in range(1, 70))
-    return [*lines, *silence]
+    noise = [{"kind": "engine", "ms": 1_000_000 + 10_000 * n} for n in range(1, 70)]
+    return until(lines, "reserved", -1, *noise)
 
 
 FORGED = [
