@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import redis
+
+from tests.chaos.run import Run
+from tests.chaos.trial import Trial
 
 SMALL = [
     *("run.total_steps=5", "data.size=32", "eval.data.size=8", "eval.n=1", "eval.every=100"),
@@ -131,6 +135,21 @@ def answers_of_the_lines_at_the_end(out: str, folder: Path) -> None:
     finally:
         server.terminate()
         server.wait(10)
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(600)
+def test_a_run_outlives_kill_9_of_each_of_its_processes_and_its_audit_is_clean(sglang, tmp_path):
+    """The short form of `python -m tests.chaos`, on an engine that is not its own."""
+    run = Run(tmp_path, f"engines.urls=['{sglang.url}']", "engines.args=[]")
+    trial = Trial(run, random.Random(1), ["coordinator", "worker", "trainer", "redis"])
+    try:
+        trial.fire(4)
+        trial.finish()
+    finally:
+        run.headrace("down")
+        serve_its_own_model_again(sglang)
+    assert trial.failures == []
 
 
 def serve_its_own_model_again(server) -> None:

@@ -33,15 +33,15 @@ FOR_EVER = 100_000  # updates
 class Run:
     """One run in `folder`, which is also the working directory of whatever comes of it."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, *overrides: str):
+        self.folder, self.overrides = folder, overrides
         self.data = folder / "runs" / NAME
         self.launcher: subprocess.Popen | None = None
         self.headrace("init", NAME, "--recipe", "demo")
 
     def up(self, total_steps: int = FOR_EVER) -> None:
         with (self.folder / "up.log").open("ab") as log:
-            argv = self._argv("up", f"{NAME}.toml", *SMALL, f"run.total_steps={total_steps}")
+            argv = self._argv("up", f"{NAME}.toml", *SMALL, *self.overrides, f"run.total_steps={total_steps}")
             self.launcher = subprocess.Popen(
                 argv, cwd=self.folder, env=self._environment(), stdout=log, stderr=subprocess.STDOUT
             )

@@ -13,7 +13,8 @@ import time
 import pytest
 import redis
 
-from pipeline import keys, weights
+from pipeline import events, keys, weights
+from pipeline.audit import audit
 from pipeline.errors import Fenced
 from pipeline.redis_server import RedisFailed, RedisServer, connect, patient
 from tests.trainer.ledger import Producer, make_run
@@ -122,7 +123,7 @@ class KilledWhileItWaits(Trainer):
 
 
 @pytest.mark.parametrize("kind", [KilledBeforePublication, KilledBeforeTheLedgerKnows, KilledWhileItWaits])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, run, tmp_path, uninterrupted, kind):
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, redis_url, run, tmp_path, uninterrupted, kind):
     config = make_run(tmp_path, run)
     with Producer(client, config) as producer:
         with pytest.raises(Killed):
@@ -135,6 +136,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, run, tmp
     after = producer.ledger.versions()
     assert sorted(after) == [0, 1, 2, 3, 4]
     assert all(after[version] == found for version, found in before.items()), "a version was published twice"
+    events.archive(client, run, config.folder / "events.jsonl")
+    findings = audit(config, redis_url)
+    assert findings.clean and findings.checked["trained"] >= 4, "each update was made from its batch, once"
 
 
 def test_a_trainer_that_is_stopped_writes_a_checkpoint(client, run, tmp_path, uninterrupted):
@@ -267,6 +271,26 @@ def test_memory_full_of_batches_that_were_trained_on_is_freed_by_a_checkpoint(cl
     config = make_run(tmp_path, run, checkpoint_every=100, byte_budget=6 * 65536)
     with Producer(client, config):
         train(config, client)
+    assert len(recorded(config)) == 4
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 100])
+def test_a_full_redis_is_freed_by_a_checkpoint(run, tmp_path, checkpoint_every):
+    server = RedisServer.start(tmp_path / "redis")
+
+    class Filling(Trainer):
+        """Redis is full before update 2: of the 60 kB of each trajectory that was trained on."""
+
+        def _next_batch(self):
+            if self.version == 2:
+                with producer.quiet:
+                    client.config_set("maxmemory", client.info("memory")["used_memory"] - 100_000)
+            return super()._next_batch()
+
+    config = make_run(tmp_path, run, checkpoint_every=checkpoint_every)
+    with connect(server.url) as client, Producer(client, config, finish_reason="x" * 60_000) as producer:
+        train(config, client, kind=Filling)
+    server.stop()
     assert len(recorded(config)) == 4
 
 
