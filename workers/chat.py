@@ -8,6 +8,7 @@ The later text comes from a dummy conversation, [user, assistant, *messages], cu
 the prompt of turn k + 1 begins with exactly the tokens of turn k, and log-probs stay those of the tokens sampled.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,17 @@ from pipeline.errors import ConfigError
 
 REPLY = "headrace-reply"  # stands for the assistant's words in the dummy conversation
 DUMMY = [{"role": "user", "content": "x"}, {"role": "assistant", "content": REPLY}]
+TOOLS = """# Tools
+
+You may call these functions:
+<tools>
+{}
+</tools>
+
+To call one, write a JSON object with its name and arguments within <tool_call></tool_call>:
+<tool_call>
+{{"name": <function name>, "arguments": <JSON object>}}
+</tool_call>"""
 
 Messages = list[dict[str, Any]]
 
@@ -48,9 +60,12 @@ class Chat:
         self.end_token: int = after[0]
         self.end_text: str = self.tokenizer.decode([self.end_token], skip_special_tokens=False)
         self.tool_role = self._knows_tool_role()
+        self.shows_tools = REPLY in self._render(DUMMY[:1], tools=[{"type": "function", "function": {"name": REPLY}}])
 
     def prompt(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation up to where the assistant speaks."""
+        if tools and not self.shows_tools:
+            messages = _with_tools(messages, tools)
         return self.encode(self._render(messages, tools=list(tools) or None))
 
     def extend(self, messages: Messages) -> list[int]:
@@ -93,3 +108,11 @@ def _as_user(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] != "tool":
         return message
     return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
+def _with_tools(messages: Messages, tools: Sequence[dict[str, Any]]) -> Messages:
+    """The tools as a system message, for templates that leave them out, in the words of Qwen's own template."""
+    described = TOOLS.format("\n".join(json.dumps(tool) for tool in tools))
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": described}, *messages]
+    return [messages[0] | {"content": f"{messages[0]['content']}\n\n{described}"}, *messages[1:]]

@@ -69,6 +69,21 @@ def test_a_file_keeps_its_own_keys_and_loses_repeated_and_evaluated_questions(tm
     assert training_problems(held_out) == problems[:1]
 
 
+def test_the_answer_proper_is_what_follows_the_last_mark_in_a_solution(tmp_path):
+    solution = "48/2 = <<48/2=24>>24 clips in May; 48+24 = 72.\n#### 1,072"
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "How many?", "answer": solution}))
+    (problem,) = training_problems(config({"path": tmp_path / "train.jsonl", "answer_after": "####"}))
+    assert (problem["answer"], problem["solution"]) == ("1,072", solution)
+
+
+@pytest.mark.parametrize("answer", ['"72"', '"72 ####  "', "72", "null"])
+def test_an_answer_without_its_mark_is_reported_by_its_line(tmp_path, answer):
+    lines = ['{"question": "a", "answer": "#### 1"}', f'{{"question": "b", "answer": {answer}}}']
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"train\.jsonl, line 2: expected \"answer\" to end with '####'"):
+        training_problems(config({"path": tmp_path / "train.jsonl", "answer_after": "####"}))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -35,6 +35,22 @@ def test_tools_reach_the_template(chat):
     assert len(chat.prompt(USER, tools)) > len(chat.prompt(USER, [])) == len(chat.prompt(USER))
 
 
+def test_a_template_that_leaves_tools_out_is_told_of_them_in_the_system_message(tmp_path, tiny_model):
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n"
+    )
+    chat = template(tmp_path, tiny_model, text)
+    tools = [{"type": "function", "function": {"name": "python"}}]
+    alone = chat.text(chat.prompt(USER, tools))
+    assert alone.startswith("<|im_start|>system\n# Tools\n")
+    assert json.dumps(tools[0]) in alone
+    assert '<tool_call>\n{"name": <function name>, "arguments": <JSON object>}\n</tool_call>' in alone
+    beside = chat.text(chat.prompt([{"role": "system", "content": "Think."}, *USER], tools))
+    assert beside.startswith("<|im_start|>system\nThink.\n\n# Tools\n")
+    assert chat.prompt(USER, []) == chat.prompt(USER)
+
+
 def test_a_template_that_drops_thoughts_or_closes_turns_in_its_own_way_is_continued(tmp_path, tiny_model):
     text = (
         "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n<think>\n\n</think>\n\n"

@@ -111,6 +111,24 @@ def test_a_reply_ends_the_episode_with_full_reward_or_none(reply, reward, metric
     assert turn == Turn([], reward=reward, done=True, metrics={metric: 1} if metric else {})
 
 
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("48/2 = 24, 48+24 = 1,072\n#### 1,072", 1.0),
+        ("The answer is $1072.00.", 1.0),
+        ("It is 1072, not 1071", 0.0),
+        ("#### -1072", 0.0),
+        ("2144-1072", 1.0),  # a difference, no negative number
+        ("<answer>1072</answer>, or 7", 1.0),
+        ("no number", 0.0),
+    ],
+)
+def test_the_last_number_of_a_reply_is_its_answer_where_that_is_asked_for(reply, reward):
+    settings = config.Environment(options={"last_number": True})
+    turn = play(settings, {"question": "How many?", "answer": "1072"}, reply)[-1]
+    assert (turn.reward, turn.done) == (reward, True)
+
+
 def test_only_whole_calls_of_the_python_tool_are_read():
     assert read_call('{"name": "python", "arguments": {"code": "print(1)"}}') == "print(1)"
     for text in (

@@ -11,6 +11,7 @@ A reply with neither, or with a call that cannot be read, ends the episode with 
 `malformed_call` count them. What the code raises is text for the model; a sandbox that fails is a failure.
 
 Options: `instructions`, a system message for models that need one; the tool is then described to the model as well.
+`last_number`: a reply without <answer> answers with the last number in it, as in GSM8K's own "… #### 84".
 `direct`, the share of scripted demonstrations that answer at once, without the tool: right as well, but a habit that
 does not carry over to sums which the model cannot do in its head, and so one for RL to unlearn.
 """
@@ -37,13 +38,14 @@ PYTHON = {
 }
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+NUMBER = re.compile(r"(?<![\d)])-?\d[\d,]*(?:\.\d+)?")  # the minus of 9-2 is none of the number's
 # Tasks whose whole question is an expression; the words round it would only cost a tiny model tokens.
 EXPRESSIONS = {"chain_sum", "products"}
 
 
 class MathTool(Environment):
-    def __init__(self, sandbox: PythonSandbox, instructions: str = "", direct: float = 0.0):
-        self.sandbox, self.instructions, self.direct = sandbox, instructions, direct
+    def __init__(self, sandbox: PythonSandbox, instructions: str = "", direct: float = 0.0, last_number: bool = False):
+        self.sandbox, self.instructions, self.direct, self.last_number = sandbox, instructions, direct, last_number
         self.tools = [PYTHON] if instructions else []
         self.problem: dict[str, Any] = {}
         self.observation: str | None = None
@@ -77,6 +79,8 @@ class MathTool(Environment):
             return Turn([{"role": "tool", "content": self.observation}], metrics={"tool_calls": 1})
         if answer := ANSWER.search(reply):
             return Turn([], reward=verify(self.problem, answer[1].strip()), done=True)
+        if self.last_number and (numbers := NUMBER.findall(reply)):
+            return Turn([], reward=verify(self.problem, numbers[-1]), done=True)
         return Turn([], reward=0.0, done=True, metrics={"no_answer": 1})
 
     def demonstrate(self) -> str | None:

