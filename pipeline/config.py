@@ -100,7 +100,7 @@ class Engines(Section):
     threads: int = Field(1, gt=0, description="OMP_NUM_THREADS; 1 is fastest for tiny models")
     start_timeout_s: float = Field(300, gt=0)
     load_timeout_s: float = Field(120, gt=0)
-    probe_tolerance: float | None = Field(None, gt=0, description="nats; default 1e-3 in float32, 0.2 in bfloat16")
+    probe_tolerance: float | None = Field(None, gt=0, description="nats; default 1e-3 in float32, 1 in bfloat16")
 
 
 class Buffers(Section):

@@ -19,7 +19,9 @@ from typing import Any
 from pipeline.errors import HeadraceError
 from pipeline.weights import Label, Manifest, read_manifest
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}  # nats, engine against trainer; kernels round differently
+# Nats, the largest difference of engine and trainer, whose kernels round differently. In bfloat16 that is much for an
+# unlikely token: SmolLM2-135M's largest of 31 is 0.57 in SGLang, and 0.41 in transformers against its own float32.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 1.0}
 REQUEST_TIMEOUT_S = 30.0
 BUSY_S = 0.05
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
@@ -81,7 +83,7 @@ class Engine:
     def verify(self, manifest: Manifest, run: str, tolerance: float | None = None) -> Manifest:
         """`manifest`. Raises EngineFailed unless the engine serves exactly the weights of `manifest`: label and probe.
 
-        tolerance  nats, largest difference of a log-prob; None: 1e-3 for float32 weights, 0.2 for bfloat16
+        tolerance  nats, largest difference of a log-prob; None: 1e-3 for float32 weights, 1 for bfloat16
         """
         tolerance = TOLERANCE[manifest.dtype] if tolerance is None else tolerance
         meta = self._probe(list(manifest.probe_tokens))
