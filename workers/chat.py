@@ -10,6 +10,7 @@ the prompt of turn k + 1 begins with exactly the tokens of turn k, and log-probs
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,6 @@ class Chat:
         self.end_token: int = after[0]
         self.end_text: str = self.tokenizer.decode([self.end_token], skip_special_tokens=False)
         self.tool_role = self._knows_tool_role()
-        self.shows_tools = REPLY in self._render(DUMMY[:1], tools=[{"type": "function", "function": {"name": REPLY}}])
 
     def prompt(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation up to where the assistant speaks."""
@@ -95,6 +95,12 @@ class Chat:
         if not found:
             raise ConfigError(f"model {self.folder}: its chat template does not show what the assistant said")
         return after
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model of tools; asked of it only where there are any."""
+        function = {"name": REPLY, "description": "", "parameters": {"type": "object", "properties": {}}}
+        return REPLY in self._render(DUMMY[:1], tools=[{"type": "function", "function": function}])
 
     def _knows_tool_role(self) -> bool:
         try:
