@@ -39,7 +39,10 @@ class Driver:
         return taken
 
     def finish(self, r, outcome=1.0, client=None, **changes):
-        return (client or self.c).occupy(r.entry, [trajectory(r, outcome, **changes)])
+        """outcome: one number, or one of each member of the group."""
+        outcomes = outcome if isinstance(outcome, list | tuple) else [outcome]
+        group = [trajectory(r, o, **{"member": m, **changes}) for m, o in enumerate(outcomes)]
+        return (client or self.c).occupy(r.entry, group)
 
     def fill_head(self):
         """Finish entries until head is READY."""
@@ -82,14 +85,18 @@ class Driver:
 
     def everything(self):
         """All that Redis holds of the run, to show that a refusal wrote nothing."""
-        read = {
-            b"hash": self.client.hgetall,
-            b"zset": lambda k: self.client.zrange(k, 0, -1, withscores=True),
-            b"stream": self.client.xrange,
-        }
-        return {
-            name: read[self.client.type(name)](name) for name in sorted(self.client.scan_iter(f"hr:{{{self.run}}}*"))
-        }
+        names = sorted(self.client.scan_iter(f"hr:{{{self.run}}}*", count=1000))
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.type(name)
+            for name, kind in zip(names, pipe.execute(), strict=True):
+                if kind == b"hash":
+                    pipe.hgetall(name)
+                elif kind == b"zset":
+                    pipe.zrange(name, 0, -1, withscores=True)
+                else:
+                    pipe.xrange(name)
+            return dict(zip(names, pipe.execute(), strict=True))
 
 
 def trajectory(r, outcome=1.0, **changes):

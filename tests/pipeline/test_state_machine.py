@@ -1,0 +1,63 @@
+"""The ledger under everything that can go wrong, against its model, on both servers; after every step every invariant.
+
+    workers ──┐                  ┌── replies get lost, calls and transactions are repeated, late, out of order
+    trainers ─┼─▶ two clients ───┤   scripts are flushed, Redis restarts, Redis loses its last writes
+    reaper ───┘                  └── workers crash, leases end, trainers are replaced, clocks step back
+
+Every transition is sent twice: the same answer, and nothing changed. A refusal writes nothing. In the end everything in
+flight finishes or is released, and head becomes READY: liveness.
+
+`make test` runs the short profile. The long one: HYPOTHESIS_PROFILE=long python -m pytest -s -k state_machine
+"""
+
+import itertools
+import os
+import time
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from tests.pipeline.ledger_machine.base import either, engine, outcomes
+from tests.pipeline.ledger_machine.surroundings import Surroundings
+from tests.pipeline.ledger_machine.trainer import Trainers
+from tests.pipeline.ledger_machine.workers import Workers
+
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+EXAMPLES = {"fakeredis": (10, 30), "redis": (40, 50)}  # how many, of how many steps
+LONG_EXAMPLES = (2000, 60)
+numbers = itertools.count()
+
+
+class LedgerMachine(Workers, Trainers, Surroundings):
+    """All rules together, and one that keeps the run going."""
+
+    @rule(i=either, e=engine, finished=st.integers(0, 8), outcomes=outcomes)
+    def work_goes_on(self, i, e, finished, outcomes):
+        """The newest weights are loaded, the window is filled, much of it finishes, and the trainer takes its turn."""
+        self.load(i, e, 0)
+        self.reserve(i, e % 2, e, 8)
+        for n in range(finished):
+            if self.model.running():
+                self.finish(i, n, outcomes[n % 3 :] + outcomes[: n % 3])
+        self.consume(i, 0)
+        self.publish(i, 0)
+
+
+@pytest.mark.timeout(0 if LONG else 300)
+def test_the_ledger_is_what_its_model_says_whatever_goes_wrong(client, run, request):
+    server = request.node.callspec.params["client"]
+    examples, steps = LONG_EXAMPLES if LONG else EXAMPLES[server]
+    start = time.monotonic()
+    run_state_machine_as_test(
+        lambda: LedgerMachine(client, f"{run}-{next(numbers)}"),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            derandomize=not LONG,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    seed = request.config.getoption("hypothesis_seed") if LONG else "fixed"
+    print(f"{server}: {examples} examples of {steps} steps, seed {seed}, {time.monotonic() - start:.0f} s, 0 failures")
