@@ -57,10 +57,10 @@ class Crew:
     _exits: list[Exit] = field(default_factory=list)  # not dealt with yet: Redis may be away meanwhile
 
     def start(self) -> None:
+        want_workers(self.client, self.config.run.name, scaled([], self.config.rollout.workers))  # Redis may be away
         urls = self.config.engines.urls or [engine.url for engine in self.engines]
         self.supervisor.start(programs.coordinator(self.config, self.redis_url, urls))
         self.supervisor.start(programs.trainer(self.config, self.redis_url))
-        want_workers(self.client, self.config.run.name, scaled([], self.config.rollout.workers))
 
     def look(self) -> None:
         """Notice what ended and what is wanted. Raises ProcessFailed for what cannot be started again."""

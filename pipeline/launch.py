@@ -13,8 +13,9 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import redis
 
@@ -36,6 +37,7 @@ from pipeline.supervisor import Supervisor
 
 VALUES_S = 24 * 3600.0  # engines that hang end them sooner, by rollout.request_timeout_s
 LOOP_S = 0.1
+Answer = TypeVar("Answer")
 LAST_GRACE_S = 2  # when the last update is made, nothing that is still in flight will be trained
 
 
@@ -139,7 +141,8 @@ class Launch:
         version_0.make(config, self._supervisor, step, self._start_engines)
         with step("SGLang"):
             wait_until_up(self._engines, self._supervisor, config.engines.start_timeout_s)
-        if config.advantage.offline_rollouts and not self._in_ledger():  # the ledger has all first values, or none
+        # the ledger has all first values, or none
+        if config.advantage.offline_rollouts and not self._ask(self._in_ledger):
             with step(f"first values: {config.advantage.offline_rollouts} rollouts a prompt"):
                 self._score_prompts()
 
@@ -176,18 +179,18 @@ class Launch:
     def train(self) -> None:
         """Coordinator, workers and trainer, until the trainer has made its last update and that is evaluated."""
         run = self.config.run
-        patient(self._reopen)
+        self._ask(self._reopen)
         with Display(Snapshots(self._client, run.name, run.total_steps, self._begun)) as display:
             crew = Crew(self.config, self._supervisor, self._client, self.url, self._engines, display.say)
-            patient(crew.start)
+            self._ask(crew.start, display.say)
             done, deadline = False, float("inf")
             while not done and time.monotonic() < deadline:
-                done = patient(lambda: self._look(crew, display), say=display.say)
+                done = self._ask(lambda: self._look(crew, display), display.say)
                 if crew.trained:
                     deadline = min(deadline, time.monotonic() + self._last_evaluation_s)
                 time.sleep(LOOP_S)
-            patient(lambda: display.refresh(now=True), say=display.say)
-        self.commands = patient(lambda: summary.commands(self._client, run.name))
+            self._ask(lambda: display.refresh(now=True), display.say)
+        self.commands = self._ask(lambda: summary.commands(self._client, run.name))
         self._stopping = True
         self._supervisor.stop((name for name in self._supervisor.names if role(name) == "worker"), LAST_GRACE_S)
 
@@ -199,11 +202,19 @@ class Launch:
                 print(f"the run had stopped itself ({stopped}); it goes on", flush=True)
             ledger.resume()
 
+    def _ask(self, call: Callable[[], Answer], say: Callable[[str], None] = print) -> Answer:
+        """What `call` learns from Redis, however often that has to be waited for; ours is started again if it ended."""
+
+        def attempt() -> Answer:
+            if self._server is not None and not self._server.running:
+                say(f"Redis has ended, and starts again with all that was written (log: {self._server.log})")
+                self._server = self._server.again()
+            return call()
+
+        return patient(attempt, say=say)
+
     def _look(self, crew: Crew, display: Display) -> bool:
         """One pass of the loop; True when the last update is made and evaluated."""
-        if self._server is not None and not self._server.running:
-            display.say("Redis has ended; it starts again with all that was written")
-            self._server = self._server.again()
         crew.look()
         display.refresh()
         return crew.trained and self._evaluated()

@@ -151,6 +151,10 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
+    def log(self) -> Path:
+        return self.folder / "redis.log"
+
+    @property
     def running(self) -> bool:
         return self.process.poll() is None
 
@@ -194,8 +198,7 @@ class RedisServer:
         failures = self.failures + 1 if time.monotonic() - self.started < STABLE_S else 1
         if failures > RESTARTS:
             raise RedisFailed(
-                f"Redis has ended {failures} times in a row, each within {STABLE_S:g} s of its start"
-                f"{log_end(self.folder / 'redis.log')}"
+                f"Redis has ended {failures} times in a row, each within {STABLE_S:g} s of its start{log_end(self.log)}"
             )
         server = RedisServer.start(self.folder, self.port)
         server.failures = failures
@@ -213,11 +216,10 @@ class RedisServer:
 
     def _wait_until_it_answers(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        log = self.folder / "redis.log"
         with redis.Redis(port=self.port, retry=None, socket_timeout=1) as client:
             while True:
                 if not self.running:
-                    raise RedisFailed(f"Redis exited with {self.process.returncode} at its start{log_end(log)}")
+                    raise RedisFailed(f"Redis exited with {self.process.returncode} at its start{log_end(self.log)}")
                 with contextlib.suppress(redis.RedisError):  # refused, until it listens
                     info = client.info()
                     # another server may have taken the port since we looked
@@ -226,7 +228,9 @@ class RedisServer:
                             return
                         deadline = time.monotonic() + timeout_s  # it reads its file, however large that is
                 if time.monotonic() > deadline:
-                    raise RedisFailed(f"Redis did not answer within {timeout_s:g} s on port {self.port}{log_end(log)}")
+                    raise RedisFailed(
+                        f"Redis did not answer within {timeout_s:g} s on port {self.port}{log_end(self.log)}"
+                    )
                 time.sleep(POLL_S)
 
 

@@ -16,7 +16,6 @@ from pipeline import crew as crews
 from pipeline import programs
 from pipeline.config_file import load, to_toml
 from pipeline.coordinator import Coordinator
-from pipeline.display import Display, Snapshots
 from pipeline.engine_processes import engine_processes
 from pipeline.launch import Launch, up
 from pipeline.run_folder import holder_of, locked
@@ -207,8 +206,8 @@ def test_a_finished_run_says_so_and_starts_nothing(capsys):
     assert "-cli -u redis://elsewhere:6379/0 HGETALL 'hr:{small}:buffer:4'" in out
 
 
-def test_an_embedded_redis_that_is_killed_comes_back_with_its_data(capsys):
-    config = load("small.toml")
+def test_an_embedded_redis_that_is_killed_comes_back_with_its_data():
+    config, said = load("small.toml"), []
     with locked(config.folder) as lock:
         launch = Launch(config, [], None, lock)
         launch._start_redis()
@@ -216,10 +215,8 @@ def test_an_embedded_redis_that_is_killed_comes_back_with_its_data(capsys):
             launch._client.set("remember", "me")
             os.kill(launch._server.process.pid, signal.SIGKILL)
             launch._server.process.wait()
-            display = Display(Snapshots(launch._client, "small", 1), terminal=False)
-            launch._look(crews.Crew(config, Supervisor(), launch._client, launch.url, [], display.say), display)
-            assert launch._client.get("remember") == b"me"
-            assert "Redis has ended; it starts again" in capsys.readouterr().out
+            assert launch._ask(lambda: launch._client.get("remember"), said.append) == b"me"
+            assert "Redis has ended, and starts again with all that was written (log: " in said[0]
         finally:
             launch.stop()
 
@@ -296,6 +293,16 @@ def ends(crew, name, code):
     process.wait()
     process.returncode = code
     crew.look()
+
+
+def test_a_crew_that_cannot_reach_redis_has_started_nothing_and_may_begin_again(crew):
+    import redis
+
+    away = redis.Redis(port=1, retry=None)
+    again = crews.Crew(crew.config, Supervisor(), away, crew.redis_url, [], crew.said.append)
+    with pytest.raises(redis.ConnectionError):
+        again.start()
+    assert again.supervisor.names == set()
 
 
 def test_a_worker_that_dies_starts_again(crew):
