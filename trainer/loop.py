@@ -162,7 +162,9 @@ class Trainer:
                 f"nothing to train on for trainer.wait_timeout_s = {self.config.trainer.wait_timeout_s:g} s: "
                 f"{status['waiting']}. See the logs of workers and engines, then start the run again"
             )
-        return self.saved < self.version and status["memory_full"]
+        if status["memory_full"] and self.saved == self.version:
+            self.ledger.checkpoint(self.incarnation, self.version)  # again: a ledger that is full by now keeps less
+        return status["memory_full"] and self.saved < self.version
 
     # -- what outlives this process -----------------------------------------------------------------------------------
 

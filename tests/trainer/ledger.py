@@ -105,9 +105,9 @@ class Producer(threading.Thread):
     values (the real ones would depend on the prompts drawn, and a refused Reserve draws too).
     """
 
-    def __init__(self, client: redis.Redis, config: Config):
+    def __init__(self, client: redis.Redis, config: Config, **fields):
         super().__init__(daemon=True)
-        self.client, self.config = client, config
+        self.client, self.config, self.fields = client, config, fields
         self.create()
         self.ended, self.error, self.count = threading.Event(), None, 0
         self.quiet = threading.Lock()  # held by a test that must not be disturbed
@@ -137,6 +137,7 @@ class Producer(threading.Thread):
                 entry=r.entry,
                 version=r.version,
                 event=r.event,
+                **self.fields,
             )
             assert isinstance(self.ledger.occupy(r.entry, [t]), Placed)
             self.count += 1

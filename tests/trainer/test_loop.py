@@ -282,15 +282,19 @@ def test_a_full_redis_is_freed_by_a_checkpoint(run, tmp_path, checkpoint_every):
         """Redis is full before update 2: of the 60 kB of each trajectory that was trained on."""
 
         def _next_batch(self):
-            if self.version == 2:
-                with producer.quiet:
+            with producer.quiet:
+                if self.version == 2 and producer.fields:
                     client.config_set("maxmemory", client.info("memory")["used_memory"] - 100_000)
+                    producer.fields = {}
             return super()._next_batch()
 
     config = make_run(tmp_path, run, checkpoint_every=checkpoint_every)
     with connect(server.url) as client, Producer(client, config, finish_reason="x" * 60_000) as producer:
-        train(config, client, kind=Filling)
-    server.stop()
+        try:
+            train(config, client, kind=Filling)
+        finally:
+            client.config_set("maxmemory", 0)
+            server.stop()
     assert len(recorded(config)) == 4
 
 
