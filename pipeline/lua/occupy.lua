@@ -89,10 +89,12 @@ if not place then return leave('SURPLUS') end
 local finished = run.finished + 1
 redis.call('HSET', key, 'state', 'OCCUPIED', 'buffer', place, 'placed', place, 'ids', ids, 'finished_ms', now)
 redis.call('HSET', worker_key(worker), 'last_id', newest .. '-0', 'stored', (tonumber(w[2]) or 0) + count)
-local payload = numbers
-for id in string.gmatch(ids, '%S+') do
-  payload = payload + 1
-  if ARGV[payload] then redis.call('XADD', stream, id, 'payload', ARGV[payload], 'entry', entry) end
+if ARGV[numbers + 1] then
+  local payload = numbers
+  for id in string.gmatch(ids, '%S+') do
+    payload = payload + 1
+    redis.call('XADD', stream, id, 'payload', ARGV[payload], 'entry', entry)
+  end
 end
 put(entry, version * SHIFT + finished, place)
 record('placed', 'entry', entry, 'prompt', prompt, 'version', version, 'buffer', place, 'oldest', ARGV[9])
