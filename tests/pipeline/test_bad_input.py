@@ -174,3 +174,33 @@ def test_a_reader_refuses_what_was_written_past_the_ledger(new_run, names, code,
     with pytest.raises(BadTrajectory) as error:
         d.c.fetch([Ref(r.entry, 0, names.worker, "7-0")])
     assert error.value.code == code
+
+
+def test_another_workers_entry_is_gone(new_run, names):
+    d = new_run()
+    r, other = d.reserve(), d.new_client()
+    other._reserved[r.entry] = ("w1-a", r.prompt, r.version)
+    before = d.everything()
+    assert d.finish(r, client=other) == Refused("GONE")
+    assert d.everything() == before
+    assert d.finish(r) == Placed(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "members"),
+    [
+        ("PROMPT", {"prompt_id": "unknown"}, 1),
+        ("VERSION", {"version": 1, "segments": [(1, 2, "e0", 1)]}, 1),
+        ("GROUP", {}, 2),
+    ],
+)
+def test_a_client_that_checks_nothing_is_refused_by_the_ledger(new_run, names, code, changes, members):
+    d = new_run()
+    r, careless = d.reserve(), d.new_client()
+    careless._reserved[r.entry] = (names.worker, changes.get("prompt_id", r.prompt), changes.get("version", 0))
+    careless._settings = careless.fields() | {"group_size": str(members)}
+    with pytest.raises(BadTrajectory) as error:
+        careless.occupy(r.entry, [names.trajectory(r, member=member, **changes) for member in range(members)])
+    assert error.value.code == code
+    assert (d.entry(r.entry)["state"], d.stored_payloads()) == ("RESERVED", set())
+    assert d.finish(r) == Placed(0)
