@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from tests.pipeline.ledger_machine.base import either, engine, outcomes
+from tests.pipeline.ledger_machine.base import either, engine, outcomes, pick
 from tests.pipeline.ledger_machine.surroundings import Surroundings
 from tests.pipeline.ledger_machine.trainer import Trainers
 from tests.pipeline.ledger_machine.workers import Workers
@@ -33,14 +33,27 @@ numbers = itertools.count()
 class LedgerMachine(Workers, Trainers, Surroundings):
     """All rules together, and one that keeps the run going."""
 
-    @rule(i=either, e=engine, finished=st.integers(0, 8), outcomes=outcomes)
-    def work_goes_on(self, i, e, finished, outcomes):
-        """The newest weights are loaded, the window is filled, much of it finishes, and the trainer takes its turn."""
+    @rule(
+        i=either,
+        e=engine,
+        engines=st.lists(engine, min_size=3, max_size=9),
+        finished=st.lists(pick, min_size=1, max_size=6),
+        released=st.lists(pick, max_size=2),
+        outcomes=outcomes,
+    )
+    def work_goes_on(self, i, e, engines, finished, released, outcomes):
+        """One engine gets the newest weights, all fill the window, some entries finish, the trainer has its turn."""
+        if not self.snapshot_:
+            self.snapshot()
         self.load(i, e, 0)
-        self.reserve(i, e % 2, e, 8)
-        for n in range(finished):
+        for n, source in enumerate(engines):
+            self.reserve(i, n % 2, source, 1)
+        for n in finished:
             if self.model.running():
                 self.finish(i, n, outcomes[n % 3 :] + outcomes[: n % 3])
+        for n in released:
+            if self.model.running():
+                self.release(i, n, "cancelled")
         self.consume(i, 0)
         self.publish(i, 0)
 

@@ -96,7 +96,9 @@ class Machine(RuleBasedStateMachine):
         self.model.join(TRAINER, 0, [])
         self.d.c.reap()  # from now on the ledger knows which Redis it is in
         self.model.joined = int(self.d.c.fields()["joined"])
-        self.model.engines["e0"] = ("ready", 0)
+        for name in ("e0", "e1", "e2"):
+            self.d.c.register_engine(name, 0)
+            self.model.engines[name] = ("ready", 0)
 
     def new_client(self):
         c = self.d.new_client()

@@ -42,6 +42,7 @@ class Model(Places):
         prompt = self.prompts[drawn]
         prompt.state, prompt.first = "in flight", False
         event = self.event - math.ceil((self.version - version) / self.rules.publish_every)
+        self.reservations += 1
         self.entries[name] = Entry(
             name=name,
             prompt=drawn,
@@ -52,7 +53,7 @@ class Model(Places):
             value=self.value(drawn),
             attempt=prompt.attempts + prompt.lost + 1,
             reserved_ms=now,
-            number=next(self.reserved_ever),
+            number=self.reservations,
         )
         if self.leases.get(worker, 0) < now + self._lease_ms() / 2:  # half of it is over
             self.leases[worker] = now + self._lease_ms()
@@ -102,8 +103,8 @@ class Model(Places):
             entry.state = "SURPLUS"
             self.settle()
             return Surplus()
-        self.filtered = 0
-        entry.state, entry.buffer, entry.placed, entry.finished = "OCCUPIED", place, place, next(self.finished_ever)
+        self.filtered, self.finished = 0, self.finished + 1
+        entry.state, entry.buffer, entry.placed, entry.finished = "OCCUPIED", place, place, self.finished
         self.settle()
         return Placed(place)
 

@@ -61,7 +61,7 @@ class Places:
         self.paused = self.stopped = self.restarted = False
         self.failures = self.filtered = self.reap_after = 0
         self.awaited = -1
-        self.reserved_ever, self.finished_ever = itertools.count(1), itertools.count(1)
+        self.reservations = self.finished = 0
 
     # -- who is where -------------------------------------------------------------------------------------------------
 

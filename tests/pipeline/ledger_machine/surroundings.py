@@ -86,3 +86,6 @@ class Surroundings(Machine):
                 pipe.restore(name, max(ttl, 0), dump)
             pipe.execute()
         self.snapshot_, self.before, self.contents = None, (0, 0, 0), None
+        for i in range(2):  # who saw more says so
+            self.peek(i, 0)
+            self.reserve(i, 0, 0, 1)

@@ -75,13 +75,14 @@ class Trainers(Machine):
         if isinstance(oldest, int):
             self.durable.add(version)
 
-    @rule(i=either, n=pick, restarted=st.booleans())
-    def join(self, i, n, restarted):
-        """Restarted, at one of its checkpoints, a trainer is a new incarnation; else it joins with all that it has."""
+    @rule(i=either, n=pick, restarted=st.booleans(), stray=pick)
+    def join(self, i, n, restarted, stray):
+        """Restarted, at one of its checkpoints, a trainer is a new incarnation; else it joins with all that it has.
+        It may have trained on one more entry, which the ledger has where it does not expect it."""
         trainer = f"t{next(self.incarnations)}" if restarted else self.trainer
         version = some(sorted(self.durable), n) if restarted else len(self.trained)
         recent = self.trained[max(version - self.model.rules.max_staleness - 2, 0) : version]
-        recent = [entry for batch in recent for entry in batch]
+        recent = [entry for batch in recent for entry in batch] + list(self.known)[-12:][stray : stray + 1]
         joined = self.call(
             i,
             lambda c: c.join(trainer, version, recent),
