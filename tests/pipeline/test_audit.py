@@ -1,22 +1,29 @@
 """`headrace audit`: a clean run passes on both servers; a forged archive is found by the invariant that it breaks."""
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
 import fakeredis
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from pipeline import events, keys
 from pipeline.audit import audit, judge
 from pipeline.audit_findings import INVARIANTS, Findings
-from pipeline.audit_ledger import check_payloads, look
+from pipeline.audit_ledger import check_payloads, compare, look
+from pipeline.audit_replay import Replay
 from pipeline.cli import cli
 from pipeline.config_file import load
 from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
 from tests.fixtures_ledger import ENGINE, TRAINER, Driver
+from tests.pipeline.test_state_machine import LedgerMachine
+
+numbers = itertools.count()
 
 RUN = """
 [run]
@@ -156,6 +163,25 @@ def restore(d: Driver, kept: dict) -> None:
                 d.client.xadd(key, fields, id=id)
         else:
             d.client.zadd(key, dict(value))
+
+
+class Audited(LedgerMachine):
+    """The ledger under everything that can go wrong; in the end its events are audited."""
+
+    def teardown(self):
+        super().teardown()
+        found, findings = look(self.d.c, None), Findings()
+        replay = Replay(findings, max_age_ms=10**9, lease_ms=0)
+        for line in found.lines:
+            replay.apply(line)
+        compare(found, replay, findings)
+        check_payloads(self.d.c, found, findings)
+        assert findings.clean, findings.violations
+
+
+def test_whatever_goes_wrong_the_audit_of_a_ledger_that_is_right_is_clean(client, run):
+    how = settings(max_examples=8, stateful_step_count=30, derandomize=True, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(lambda: Audited(client, f"{run}-{next(numbers)}"), settings=how)
 
 
 # -- payload, and a ledger that is not where its events lead
