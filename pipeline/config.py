@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -65,12 +65,13 @@ class Environment(Section):
     name: str = Field("math_tool", description='"math_tool", "path/to/file.py:Class" or "module:Class"')
     options: dict[str, Any] = {}
     max_turns: int = Field(4, gt=0)
-    setup_timeout_s: float = Field(30, gt=0)
+    setup_timeout_s: float = Field(30, gt=0, description="of `reset`")
+    step_timeout_s: float = Field(60, gt=0, description="of one `step`, with the tools that it calls")
     tool_timeout_s: float = Field(5, gt=0)
     tool_memory_mb: int = Field(256, gt=0)
     tool_output_bytes: int = Field(2048, gt=0)
     tool_concurrency: int = Field(2, gt=0)
-    episode_timeout_s: float = Field(120, gt=0)
+    episode_timeout_s: float = Field(120, gt=0, description="not counting the time without any engine")
     allow_unconfined: bool = Field(False, description="run tools without a sandbox where the kernel offers none")
 
 
@@ -82,7 +83,13 @@ class Rollout(Section):
     top_k: int = -1
     max_tokens: int = Field(256, gt=0, description="generated tokens a turn")
     context_length: int = Field(2048, gt=0, description="tokens of a whole trajectory")
-    request_timeout_s: float = Field(120, gt=0)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="a reply ends at any of these strings, as at the end token"
+    )
+    routing: Literal["least_loaded", "sticky"] = Field(
+        "least_loaded", description="sticky: one engine for all turns of a group, for its prefix cache"
+    )
+    request_timeout_s: float = Field(120, gt=0, description="of one request to an engine")
     grace_s: float = Field(10, ge=0, description="how long SIGTERM lets episodes finish")
 
 

@@ -32,6 +32,11 @@ def impossible(config: "Config") -> Iterator[str]:
             f"{buffers.max_age_s:g}, after which the ledger gives the entry to another worker; raise max_age_s"
         )
     yield from _impossible_model_or_data(config)
+    if config.rollout.concurrency < (launch := config.ledger_settings["group_launch"]):
+        yield (
+            f"rollout.concurrency = {config.rollout.concurrency} is below the {launch} episodes of one entry "
+            "(buffers.group_launch); raise it"
+        )
     if config.rollout.max_tokens >= config.rollout.context_length:
         yield (
             f"rollout.max_tokens = {config.rollout.max_tokens} leaves no room for a prompt in "
@@ -52,14 +57,7 @@ def impossible(config: "Config") -> Iterator[str]:
 def _impossible_buffers(config: "Config") -> Iterator[str]:
     buffers = config.buffers
     rules = {name: value for name, value in config.ledger_settings.items() if name != "digest"}
-    # the ledger knows groups and how to truncate already; workers do not yet
-    if buffers.group_size > 1:
-        yield f"buffers.group_size = {buffers.group_size}: groups are not possible yet; set it to 1"
-    elif buffers.group_launch not in (None, buffers.group_size):
-        yield f"buffers.group_launch = {buffers.group_launch}: more than group_size is not possible yet; remove it"
-    elif buffers.proactive == "truncate":
-        yield 'buffers.proactive = "truncate": workers cannot truncate yet; set it to "retry"'
-    elif problem := Settings(**rules).impossible():
+    if problem := Settings(**rules).impossible():
         yield f"buffers.{problem}"
     if buffers.proactive and buffers.proactive_patience_s >= buffers.max_age_s:
         yield (

@@ -1,6 +1,6 @@
 """Where a worker's next entry comes from: the engine that it goes to, or why there is none, in words.
 
-reserve ─▶ ready engines, least loaded first ─▶ the ledger ─▶ (Reservation, Engine)
+reserve ─▶ ready engines, best first ─▶ the ledger ─▶ (Reservation, engine's name)
                                                     └ Refused: ENGINE STALE FULL │ NO_PROMPT PAUSED MEMORY
                                                                try the next one  │ the same for every engine
 """
@@ -9,12 +9,9 @@ import logging
 import time
 import uuid
 
-from pipeline import config
 from pipeline.coordinator import Refused, Reservation
-from pipeline.errors import HeadraceError
-from workers.engine import Engine
 from workers.ledger import Ledger
-from workers.routing import Routes
+from workers.routing import NoEngine, Routes
 
 log = logging.getLogger(__name__)
 
@@ -27,28 +24,20 @@ WAITS = {
 }
 
 
-class NoEngine(HeadraceError):
-    """No engine has been ready for longer than one takes to start and load."""
-
-    code = "NO_ENGINE"
-
-
 class Admission:
     """What one worker incarnation asks the ledger for."""
 
-    def __init__(self, engines: config.Engines, ledger: Ledger, routes: Routes, incarnation: str):
+    def __init__(self, ledger: Ledger, routes: Routes, incarnation: str):
         self.ledger, self.routes, self.incarnation = ledger, routes, incarnation
-        self.patience_s = engines.start_timeout_s + engines.load_timeout_s
         self.no_engine_since: float | None = None
         self.stopped = ""  # why the run does not go on, as was said last
 
-    async def reserve(self) -> tuple[Reservation, Engine] | Refused:
-        """An entry and the engine to play it on; else the refusal of the last engine that was tried."""
+    async def reserve(self) -> tuple[Reservation, str] | Refused:
+        """An entry and the engine to begin it on; else the refusal of the last engine that was tried."""
         answer = Refused("ENGINE")
-        for name in self.routes.order():
-            engine = self.routes.engine(name)
-            entry = uuid.uuid4().hex  # ours, so that a repeated call is answered by the first one's reservation
-            answer = await self.ledger(self.ledger.coordinator.reserve, self.incarnation, name, entry)
+        entry = uuid.uuid4().hex  # ours, so that a repeated call is answered by the first one's reservation
+        for engine in self.routes.order(entry):
+            answer = await self.ledger(self.ledger.coordinator.reserve, self.incarnation, engine, entry)
             if isinstance(answer, Reservation):
                 self.no_engine_since, self.stopped = None, ""
                 return answer, engine
@@ -61,7 +50,7 @@ class Admission:
         if refused.reason == "ENGINE":
             await self.routes.refresh()
             self.no_engine_since = self.no_engine_since or time.monotonic()
-            if time.monotonic() - self.no_engine_since > self.patience_s:
+            if time.monotonic() - self.no_engine_since > self.routes.patience_s:
                 raise NoEngine(f"{self.routes.waiting()}; start one, or look at its log, then start this worker again")
             return self.routes.waiting()
         self.no_engine_since = None

@@ -2,6 +2,7 @@
 
     Engine.generate(tokens, n) ──POST /generate──▶ SGLang ──▶ Reply(tokens, logprobs, finish_reason, segments)
            cancelled           ──POST /abort_request──▶       the server really stops
+           .abort(rid)         ──POST /abort_request──▶       generate raises EngineAborted, with what there was
 
 Every reply carries the label `run:version:digest` of the weights behind it. A label that was never published, or of a
 version below the trajectory's own, means that the engine serves the wrong weights: the reply is refused (WrongWeights).
@@ -19,6 +20,7 @@ import numpy as np
 
 from pipeline import config
 from pipeline.errors import HeadraceError
+from pipeline.trajectory import Segment
 from pipeline.weights import Label
 
 CONNECT_S = 5.0
@@ -33,9 +35,19 @@ class EngineError(HeadraceError):
 
 
 class EngineGone(EngineError):
-    """Nobody answers, or with a server error, or it aborted the request."""
+    """Nobody answers, or with a server error."""
 
     code = "ENGINE_GONE"
+
+
+class EngineAborted(EngineError):
+    """It was told to stop before the end; partial: the reply until then, possibly without a token."""
+
+    code = "ENGINE_ABORTED"
+
+    def __init__(self, message: str, partial: "Reply"):
+        super().__init__(message)
+        self.partial = partial
 
 
 class EngineSlow(EngineError):
@@ -58,12 +70,13 @@ class WrongWeights(EngineError):
 
 class Reply(NamedTuple):
     """tokens: [n] ids, the end token included; logprobs: [n] float32, nats, at the sampling temperature;
-    finish_reason: "stop" | "length"; segments: [(start, length, version)] of the n tokens."""
+    finish_reason: "stop" (the end token) | "stop_string" | "length" | "abort" | "truncated";
+    segments: of the n tokens, start counted within them."""
 
     tokens: list[int]
     logprobs: np.ndarray
     finish_reason: str
-    segments: list[tuple[int, int, int]]
+    segments: list[Segment]
 
 
 Published = Callable[[Label], Awaitable[bool]]  # was this label published?
@@ -76,7 +89,13 @@ def sampling(rollout: config.Rollout, stop_token: int, temperature: float | None
         "top_p": rollout.top_p,
         "top_k": rollout.top_k,
         "stop_token_ids": [stop_token],
+        "stop": rollout.stop,
     }
+
+
+def new_rid() -> str:
+    """Ids of one length: the server aborts every request whose id begins with the given one."""
+    return uuid.uuid4().hex
 
 
 def connections() -> aiohttp.ClientSession:
@@ -101,9 +120,12 @@ class Engine:
         self._http, self._sampling, self._published = http, sampling, published
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
 
-    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0) -> Reply:
-        """Continue `tokens` by at most `max_tokens`, under a version >= `at_least`. Raises EngineError."""
-        rid = uuid.uuid4().hex  # of one length: the server aborts every request whose id begins with the given one
+    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0, rid: str | None = None) -> Reply:
+        """Continue `tokens` by at most `max_tokens`, under a version >= `at_least`. Raises EngineError.
+
+        rid: what `abort` knows the request by, from `new_rid`.
+        """
+        rid = rid or new_rid()
         request = {
             "input_ids": tokens,
             "sampling_params": self._sampling | {"max_new_tokens": max_tokens},
@@ -158,17 +180,23 @@ class Engine:
             logprobs = np.array([item[0] for item in meta.get("output_token_logprobs") or ()], dtype=np.float32)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise EngineError(f"engine {self.name}: not a reply of SGLang's /generate: {error!r}") from None
-        if finish["type"] == "abort":
-            raise EngineGone(f"engine {self.name} aborted the request: {finish.get('message')}")
-        if not tokens or len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
+        aborted = finish["type"] == "abort"
+        if not (tokens or aborted) or len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
             raise EngineError(
                 f"engine {self.name}: expected tokens with one finite log-prob each, found {len(tokens)} tokens, "
                 f"{len(logprobs)} log-probs, {int(np.count_nonzero(~np.isfinite(logprobs)))} of them not finite"
             )
         whole = [{"version": meta.get("weight_version"), "start": 0, "end": len(tokens)}]
-        spans = meta.get("weight_versions") or whole
-        segments = [(s["start"], s["end"] - s["start"], await self._version(s["version"], at_least)) for s in spans]
-        return Reply(tokens, logprobs, finish["type"], segments)
+        spans = (meta.get("weight_versions") or whole) if tokens else ()
+        segments = [
+            Segment(s["start"], s["end"] - s["start"], self.name, await self._version(s["version"], at_least))
+            for s in spans
+        ]
+        by_string = finish["type"] == "stop" and isinstance(finish.get("matched"), str)
+        reply = Reply(tokens, logprobs, "stop_string" if by_string else finish["type"], segments)
+        if aborted:
+            raise EngineAborted(f"engine {self.name} aborted the request: {finish.get('message')}", reply)
+        return reply
 
     async def _version(self, text: str | None, at_least: int) -> int:
         label = Label.parse(text)

@@ -3,10 +3,20 @@
     reset ─▶ prompt ids ─▶ generate ─▶ step ─▶ delta ids ─▶ generate ─▶ step ─▶ … ─▶ done
     tokens     0 0 0 0      1 1 1 1             0 0 0 0      1 1 1 1                  loss_mask
 
-How it ends, as finish_reason: `stop` the environment is done · `length` so it is, after a reply cut at max_tokens ·
-`turns` max_turns are used up · `context` no room is left. In the last two the reward is the last one that the
-environment gave, else 0. Anything else is a failure (EpisodeFailed, EngineError): no reward, the entry is given back.
-A tool has its own deadline inside its sandbox, and tells the model when that is over.
+How it ends, as finish_reason:
+
+    the environment is done  stop           after a reply that ended by itself
+                             stop_string    … that ended at one of rollout.stop; its tokens stay as they were sampled
+                             length         … that was cut at rollout.max_tokens
+    done or not              empty          after a reply without a word
+                             context        … that was cut because it filled rollout.context_length
+    not done                 turns          environment.max_turns are used up
+                             tool_context   what the environment answered has no room in rollout.context_length
+                             truncated      the ledger wanted no more of it (`truncate`)
+
+Without a done environment the reward is the last one that it gave, else 0. Anything else is a failure (EpisodeFailed,
+EngineError) and no reward: the member is played again, or the entry given back. A tool has its own deadline inside its
+sandbox, and tells the model when that is over.
 """
 
 import asyncio
@@ -16,6 +26,7 @@ import math
 import traceback
 import zlib
 from collections import Counter
+from collections.abc import Coroutine
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +36,7 @@ from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Segment, Trajectory
 from workers.chat import Chat
+from workers.clock import Clock
 from workers.engine import Reply
 from workers.environments import Environment, Turn
 
@@ -34,7 +46,8 @@ CLOSE_S = 5.0
 
 
 class EpisodeFailed(HeadraceError):
-    """No trajectory came of it. code: SETUP_TIMEOUT | EPISODE_TIMEOUT | ENVIRONMENT | PROMPT_TOO_LONG."""
+    """No trajectory came of it. code: SETUP_TIMEOUT | STEP_TIMEOUT | EPISODE_TIMEOUT | ENVIRONMENT | PROMPT_TOO_LONG |
+    TRUNCATED (before the first token)."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -42,9 +55,7 @@ class EpisodeFailed(HeadraceError):
 
 
 class Generator(Protocol):
-    """An engine, or the script that stands in for one when the cold start's traces are made."""
-
-    name: str
+    """An engine, one after the other (Continued), or the script that stands in for one for the cold start's traces."""
 
     async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0) -> Reply: ...
 
@@ -56,19 +67,13 @@ async def play(
 
     Raises EpisodeFailed, EngineError.
     """
-    limit = settings.environment.episode_timeout_s
-    try:
-        async with asyncio.timeout(limit):
-            return await Episode(reservation, environment, engine, chat, settings).run()
-    except TimeoutError:
-        raise EpisodeFailed(
-            "EPISODE_TIMEOUT", f"prompt {reservation.prompt}: not done within environment.episode_timeout_s = {limit}"
-        ) from None
-    finally:
-        await _close(environment)
+    clock = Clock(settings.environment.episode_timeout_s)
+    return await Episode(reservation, environment, engine, chat, settings, clock).play()
 
 
 class Episode:
+    """clock: of environment.episode_timeout_s."""
+
     def __init__(
         self,
         reservation: Reservation,
@@ -76,17 +81,51 @@ class Episode:
         engine: Generator,
         chat: Chat,
         settings: config.Config,
+        clock: Clock,
     ):
         self.reservation, self.environment, self.engine, self.chat = reservation, environment, engine, chat
-        self.limits, self.rollout = settings.environment, settings.rollout
+        self.limits, self.rollout, self.clock = settings.environment, settings.rollout, clock
         self.tokens: list[int] = []
         self.segments: list[Segment] = []
         self.logprobs: list[tuple[int, np.ndarray]] = []  # where each reply begins, and its log-probs
         self.metrics: Counter[str] = Counter()
         self.reward: float | None = None
         self.outcome: float | None = None
+        self._truncated = False
+        self._task: asyncio.Task | None = None
 
-    async def run(self) -> Trajectory:
+    async def play(self) -> Trajectory:
+        """As the function `play`; once."""
+        self._task = asyncio.current_task()
+        try:
+            async with self.clock:
+                return self._trajectory(await self._until_truncated())
+        except TimeoutError:
+            limit = self.limits.episode_timeout_s
+            raise EpisodeFailed(
+                "EPISODE_TIMEOUT",
+                f"prompt {self.reservation.prompt}: not done within environment.episode_timeout_s = {limit}",
+            ) from None
+        finally:
+            await _close(self.environment)
+
+    def truncate(self, generating: bool) -> None:
+        """End it now, with what there is. generating: a reply is on its way that will be `truncated`."""
+        self._truncated = True
+        if not generating and self._task:
+            self._task.cancel()
+
+    async def _until_truncated(self) -> str:
+        try:
+            return await self._turns()
+        except asyncio.CancelledError:
+            if not self._truncated:
+                raise
+            self._task.uncancel()
+            return "truncated"
+
+    async def _turns(self) -> str:
+        """The finish reason."""
         turn = await self._reset()
         self.tokens = self.chat.prompt(turn.messages, self.environment.tools)
         if len(self.tokens) >= self.rollout.context_length:
@@ -97,30 +136,40 @@ class Episode:
             )
         while True:
             reply = await self._reply()
-            turn = await self._environment("step", self.environment.step(self.chat.text(reply.tokens)))
+            if self._truncated:
+                return "truncated"
+            turn = await self._step(self.chat.text(reply.tokens))
             self._score(turn)
-            if turn.done:
-                return self._trajectory("length" if reply.finish_reason == "length" else "stop")
+            ending = self._ending(reply)
+            if turn.done or ending in ("empty", "context"):
+                return ending
             if self.metrics["turns"] >= self.limits.max_turns:
-                return self._trajectory("turns")
+                return "turns"
             # A reply that was cut gets the end token that it lacks; it was not sampled, so it is no action.
             end = [] if reply.tokens[-1] == self.chat.end_token else [self.chat.end_token]
             observation = end + self.chat.extend(turn.messages)
             if len(self.tokens) + len(observation) >= self.rollout.context_length:
-                return self._trajectory("context")
+                return "tool_context"
             self.tokens += observation
 
     async def _reset(self) -> Turn:
         problem = json.loads(self.reservation.payload)
         seed = zlib.crc32(self.reservation.entry.encode())
-        limit = self.limits.setup_timeout_s
+        return await self._within("setup", "reset", self.environment.reset(problem, seed))
+
+    async def _step(self, text: str) -> Turn:
+        return await self._within("step", "step", self.environment.step(text))
+
+    async def _within(self, limit: str, what: str, call: Coroutine) -> Turn:
+        """Await the environment, for environment.{limit}_timeout_s at most."""
+        seconds = getattr(self.limits, f"{limit}_timeout_s")
         try:
-            async with asyncio.timeout(limit):
-                return await self._environment("reset", self.environment.reset(problem, seed))
+            async with asyncio.timeout(seconds):
+                return await self._environment(what, call)
         except TimeoutError:
             raise EpisodeFailed(
-                "SETUP_TIMEOUT",
-                f"prompt {self.reservation.prompt}: reset took over environment.setup_timeout_s = {limit}",
+                f"{limit.upper()}_TIMEOUT",
+                f"prompt {self.reservation.prompt}: {what} took over environment.{limit}_timeout_s = {seconds}",
             ) from None
 
     async def _reply(self) -> Reply:
@@ -132,11 +181,17 @@ class Episode:
         )
         self.tokens += reply.tokens
         self.logprobs.append((start, reply.logprobs))
-        self.segments += [Segment(start + at, n, self.engine.name, version) for at, n, version in reply.segments]
+        self.segments += [segment._replace(start=start + segment.start) for segment in reply.segments]
         self.metrics["turns"] += 1
         return reply
 
-    async def _environment(self, what: str, call) -> Turn:
+    def _ending(self, reply: Reply) -> str:
+        if reply.tokens == [self.chat.end_token]:
+            return "empty"
+        full = len(self.tokens) >= self.rollout.context_length
+        return "context" if full and reply.finish_reason == "length" else reply.finish_reason
+
+    async def _environment(self, what: str, call: Coroutine) -> Turn:
         """Await the environment; what it raises, or gives back in place of a Turn, is its failure."""
         try:
             turn = await call
@@ -171,6 +226,10 @@ class Episode:
             )
 
     def _trajectory(self, finish_reason: str) -> Trajectory:
+        if finish_reason == "truncated":
+            self.metrics["truncated"] = 1
+            if not self.segments:  # no action: nothing could be trained
+                raise EpisodeFailed("TRUNCATED", f"prompt {self.reservation.prompt}: stopped before its first token")
         r, reward = self.reservation, 0.0 if self.reward is None else float(self.reward)
         loss_mask = np.zeros(len(self.tokens), dtype=np.uint8)
         rollout_logprobs = np.zeros(len(self.tokens), dtype=np.float32)

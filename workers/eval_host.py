@@ -78,9 +78,10 @@ class EvalHost:
         await self._call(evals.finish, version, self.incarnation, **result)
 
     def _engine(self) -> Engine:
-        names = self.routes.order()
+        ready = self.routes.ready
+        names = [name for name in self.routes.order("") if ready[name].version == self.version]
         if not names:
-            raise EngineGone(self.routes.waiting())
+            raise EngineGone(f"no engine serves version {self.version} ({self.routes.waiting()})")
         return self.routes.engine(names[0], temperature=self.settings.eval.temperature)
 
     async def _call(self, call: Callable, *arguments, **named):

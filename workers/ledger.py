@@ -2,17 +2,18 @@
 
 await ledger(c.reserve, worker, engine) ──thread──▶ Coordinator ──▶ Redis
                       └── away: again after 0.1, 0.2, … 2 s, for a minute at most; every transition may be repeated
-events ──▶ Bell: set when something happened that a refused Reserve may have waited for
+events ──▶ Bell: set when something happened that a refused Reserve may have waited for; whoever else listens is told
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pipeline.coordinator import Coordinator
 from pipeline.errors import HeadraceError, RolledBack
+from pipeline.events import Event
 from pipeline.redis_server import AWAY, REDIS_AWAY_S
 
 log = logging.getLogger(__name__)
@@ -23,9 +24,11 @@ OPENING = {
     "published",
     "consumed",
     "checkpoint",
+    "memory",
     "released",
     "placed",
     "surplus",
+    "filtered",
     "prompts",
     "engine",
     "resumed",
@@ -69,10 +72,10 @@ class Ledger:
 
 
 class Bell:
-    """Sets `rung` when a refused Reserve is worth another try, `engines_changed` when an engine's state is new."""
+    """Sets `rung` when a refused Reserve is worth another try; `hear` is told all events before that."""
 
-    def __init__(self, ledger: Ledger, rung: asyncio.Event):
-        self.ledger, self.rung, self.engines_changed = ledger, rung, asyncio.Event()
+    def __init__(self, ledger: Ledger, rung: asyncio.Event, hear: Callable[[list[Event]], Awaitable[None]]):
+        self.ledger, self.rung, self.hear = ledger, rung, hear
 
     async def listen(self) -> None:
         """Until cancelled."""
@@ -82,9 +85,7 @@ class Bell:
             found = await self.ledger(coordinator.wait, last, 1.0)
             if found:
                 last = found[-1].id
-                kinds = {event.kind for event in found}
-                if "engine" in kinds:
-                    self.engines_changed.set()
-                if kinds & OPENING:
+                await self.hear(found)
+                if OPENING & {event.kind for event in found}:
                     self.rung.set()
                 await asyncio.sleep(BATCH_S)

@@ -21,7 +21,7 @@ from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
 from pipeline.program import run
 from pipeline.run_folder import wait_for
-from pipeline.trajectory import Trajectory
+from pipeline.trajectory import Segment, Trajectory
 from workers.chat import Chat
 from workers.engine import Reply
 from workers.environments import Environment, open_environment
@@ -40,8 +40,6 @@ class NoDemonstration(EpisodeFailed):
 class Script:
     """Stands in for an engine: says what the environment demonstrates. Its log-probs are 0: it never hesitates."""
 
-    name = "script"
-
     def __init__(self, environment: Environment, chat: Chat):
         self.environment, self.chat = environment, chat
 
@@ -52,7 +50,7 @@ class Script:
         reply = [*self.chat.encode(text), self.chat.end_token]
         if len(reply) > max_tokens:
             raise NoDemonstration("ENVIRONMENT", f"the reply has {len(reply)} tokens, there is room for {max_tokens}")
-        return Reply(reply, np.zeros(len(reply), np.float32), "stop", [(0, len(reply), at_least)])
+        return Reply(reply, np.zeros(len(reply), np.float32), "stop", [Segment(0, len(reply), "script", at_least)])
 
 
 async def traces(settings: config.Config, problems: list[Problem]) -> list[Trajectory]:

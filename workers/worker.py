@@ -1,9 +1,10 @@
-"""A rollout worker: many episodes at once, each from Reserve to Occupy.
+"""A rollout worker: many entries at once, each from Reserve to Occupy.
 
-    Reserve ─▶ RESERVED ─▶ play (environment, engine) ─▶ Trajectory ─▶ Occupy ─▶ Placed
-       │ FULL NO_PROMPT PAUSED MEMORY STALE ENGINE       └─ failure ─▶ Release      beside it, a task each:
-       └─ wait for the bell, a second at most                                       bell · renewal · report · eval
+    Reserve ─▶ RESERVED ─▶ group of episodes ─▶ [Trajectory] ─▶ Occupy ─▶ Placed │ Surplus │ Filtered
+       │ FULL NO_PROMPT PAUSED MEMORY STALE ENGINE  └─ failure ─▶ Release        beside it, a task each:
+       └─ wait for the bell, a second at most                                    bell · renewal · report · eval
 
+The ledger's commands (cancel, truncate, drain) come with each renewal, and the bell makes one at once.
 SIGTERM, or a drain in the ledger: no new entry; what is in flight has rollout.grace_s to finish, the rest is given
 back. Redis that stays away, or no engine for longer than one takes to start: one message and the end; nothing is lost.
 """
@@ -15,27 +16,36 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import aiohttp
 
 from pipeline import config
 from pipeline.coordinator import Coordinator, Refused, Reservation
 from pipeline.errors import HeadraceError
+from pipeline.events import Event
 from pipeline.progress import Progress
 from workers.admission import Admission
 from workers.chat import Chat
-from workers.engine import Engine, EngineGone, WrongWeights, sampling
+from workers.engine import sampling
 from workers.environments import Environment
-from workers.episode import play
 from workers.eval_host import EvalHost
+from workers.group import Group, Stage
 from workers.ledger import Bell, Ledger, LedgerGone
-from workers.routing import Routes
+from workers.routing import NoEngine, Routes
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 REPORT_S = 0.5
-FAILURES_SHOWN = 20  # whole messages in the log; a broken environment fails thousands of times
+COMMANDS = {"truncate", "released", "drain"}  # events after which a renewal may bring one
+
+
+class Entry(NamedTuple):
+    """One that this worker plays."""
+
+    task: asyncio.Task
+    group: Group
 
 
 class Worker:
@@ -51,22 +61,22 @@ class Worker:
         http: aiohttp.ClientSession,
     ):
         self.settings, self.coordinator = settings, coordinator
-        self.chat, self.make_environment = chat, make_environment
         self.incarnation = f"{name}-{uuid.uuid4().hex[:8]}"
         self.ledger = Ledger(coordinator)
         self.wake = asyncio.Event()  # something happened that admission may have waited for
-        self.bell = Bell(self.ledger, self.wake)
-        parameters = sampling(settings.rollout, chat.end_token)
-        self.routes = Routes(self.ledger, http, parameters, settings.rollout.request_timeout_s)
-        self.admission = Admission(settings.engines, self.ledger, self.routes, self.incarnation)
+        self.renew_now = asyncio.Event()
+        self.bell = Bell(self.ledger, self.wake, self._hear)
+        self.routes = Routes(settings, self.ledger, http, sampling(settings.rollout, chat.end_token))
+        self.admission = Admission(self.ledger, self.routes, self.incarnation)
         self.progress = Progress(coordinator.client, coordinator.run, name, "worker")
         self.evaluations = EvalHost(settings, self.ledger, self.incarnation, chat, make_environment, self.routes)
-        self.episodes: dict[str, asyncio.Task] = {}  # by entry
+        self.counts = Counter(episodes=0, failures=0, action_tokens=0)
+        self.stage = Stage(settings, chat, make_environment, self.routes, self.counts)
+        self.entries: dict[str, Entry] = {}
         self.draining = False
         self.ended = asyncio.Event()  # nothing is in flight any more
         self.tasks = asyncio.TaskGroup()
         self.waiting = ""  # what a refused Reserve waits for
-        self.counts = Counter(episodes=0, failures=0, action_tokens=0)
 
     def drain(self) -> None:
         """Take no new entry and finish."""
@@ -108,79 +118,91 @@ class Worker:
 
     async def _fill(self) -> str:
         """Reserve until there are enough episodes (""), or the ledger refuses (what is waited for)."""
-        while len(self.episodes) < self.settings.rollout.concurrency and not self.draining:
-            if self.bell.engines_changed.is_set() or not self.routes.ready:
-                self.bell.engines_changed.clear()
-                await self.routes.refresh()
+        while self.in_flight + self.stage.launch <= self.settings.rollout.concurrency and not self.draining:
             answer = await self.admission.reserve()
             if isinstance(answer, Refused):
-                return f"{await self.admission.why(answer)} ({len(self.episodes)} in flight here)"
+                return f"{await self.admission.why(answer)} ({self.in_flight} in flight here)"
             self._begin(*answer)
         return ""
 
+    @property
+    def in_flight(self) -> int:
+        """Episodes."""
+        return len(self.entries) * self.stage.launch
+
     # -- one entry
 
-    def _begin(self, reservation: Reservation, engine: Engine) -> None:
-        task = self.tasks.create_task(self._episode(reservation, engine))
-        self.episodes[reservation.entry] = task
-        self.routes.in_flight[engine.name] += 1
+    def _begin(self, reservation: Reservation, engine: str) -> None:
+        group = Group(self.stage, reservation, engine)
+        task = self.tasks.create_task(self._entry(reservation, group))
+        self.entries[reservation.entry] = Entry(task, group)
 
         def ended(_: asyncio.Task) -> None:  # also of a task that was cancelled before its first step
-            del self.episodes[reservation.entry]
-            self.routes.in_flight[engine.name] -= 1
+            del self.entries[reservation.entry]
             if not self.waiting:  # what a refused worker waits for is the bell's to tell
                 self.wake.set()
 
         task.add_done_callback(ended)
 
-    async def _episode(self, reservation: Reservation, engine: Engine) -> None:
+    async def _entry(self, reservation: Reservation, group: Group) -> None:
         """From a reservation to its place, or back; whatever happens in it concerns this entry only."""
+        entry = reservation.entry
         try:
-            trajectory = await play(reservation, self.make_environment(), engine, self.chat, self.settings)
-            answer = await self.ledger(self.coordinator.occupy, reservation.entry, [trajectory])
+            trajectories = await group.play()
+            answer = await self.ledger(self.coordinator.occupy, entry, trajectories)
             if answer == Refused("OLD"):  # begun under weights older than the entry's; the ledger keeps it RESERVED
-                await self.ledger(self.coordinator.release, reservation.entry, "lost")
-            self.counts["episodes"] += 1
-            self.counts[type(answer).__name__.lower()] += 1  # placed, surplus, refused
-            self.counts["action_tokens"] += trajectory.action_tokens
-        except (EngineGone, WrongWeights) as error:
-            await self.routes.mark(engine.name, str(error))
-            await self._release(reservation, "lost", error)  # no fault of the prompt's
+                await self._release(entry, "lost")
+            self.counts["episodes"] += len(trajectories)
+            self.counts[type(answer).__name__.lower()] += 1  # placed, surplus, filtered, refused
+            self.counts["action_tokens"] += sum(t.action_tokens for t in trajectories)
+        except NoEngine as error:
+            log.warning("%s", error)
+            await self._release(entry, "lost")  # no fault of the prompt's
         except LedgerGone:
             raise
         except HeadraceError as error:
-            await self._release(reservation, "failed", error)
-        except Exception as error:
-            log.exception("entry %s: not foreseen", reservation.entry)
-            await self._release(reservation, "failed", error)
+            log.info("entry %s of prompt %s is given back: %s", entry, reservation.prompt, error)
+            await self._release(entry, "retry" if group.truncated else "failed")
+        except Exception:
+            log.exception("entry %s: not foreseen", entry)
+            await self._release(entry, "failed")
 
-    async def _release(self, reservation: Reservation, reason: str, error: Exception) -> None:
-        self.counts["failures"] += 1
-        if self.counts["failures"] <= FAILURES_SHOWN:
-            log.warning("entry %s of prompt %s: %s", reservation.entry, reservation.prompt, error)
-        await self.ledger(self.coordinator.release, reservation.entry, reason)
+    async def _release(self, entry: str, reason: str) -> None:
+        await self.ledger(self.coordinator.release, entry, reason)
 
     # -- beside it
 
+    async def _hear(self, found: list[Event]) -> None:
+        """Of all that happened: engines, and what the ledger wants of this worker."""
+        if any(event.kind == "engine" for event in found):
+            await self.routes.refresh()
+        mine = [event for event in found if event.kind in COMMANDS and event.fields["worker"] == self.incarnation]
+        if any(event.kind == "drain" or event.fields["entry"] in self.entries for event in mine):
+            self.renew_now.set()
+
     async def _renew(self) -> None:
-        """Prolong the lease, and do what the ledger says: cancel entries, drain."""
+        """Prolong the lease, and do what the ledger says: cancel entries, truncate, drain."""
         while True:
-            await asyncio.sleep(self.settings.buffers.lease_s / 3)
-            commands = await self.ledger(self.coordinator.renew, self.incarnation, list(self.episodes))
-            for entry in commands.cancelled:
-                if task := self.episodes.get(entry):
-                    task.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.renew_now.wait(), self.settings.buffers.lease_s / 3)
+            self.renew_now.clear()
+            commands = await self.ledger(self.coordinator.renew, self.incarnation, list(self.entries))
+            for entry in filter(self.entries.get, commands.cancelled):
+                self.entries[entry].task.cancel()
+            for entry in filter(self.entries.get, commands.truncate):
+                self.tasks.create_task(self.entries[entry].group.truncate())
             if commands.drain:
                 self.drain()
+            await self.routes.refresh()  # the events are a bell, not the record
 
     async def _report(self) -> None:
         """Say what this worker does and waits for, until it has ended."""
         begun, tokens, rate = time.monotonic(), 0, 0
         while not self.ended.is_set():
             version = self.evaluations.version  # being evaluated: then this worker is busy, whatever else it waits for
-            numbers = {"in_flight": len(self.episodes), "tokens_s": rate, **self.counts}
-            numbers["evaluating"] = "" if version is None else version
-            await self.ledger(self.progress.waiting, self.waiting if version is None else "", **numbers)
+            numbers = {"in_flight": self.in_flight, "tokens_s": rate, **self.counts}
+            numbers |= {"evaluating": "" if version is None else version, "without_engine": self.routes.waiters}
+            await self.ledger(self.progress.waiting, self._waiting() if version is None else "", **numbers)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), REPORT_S)
             now = time.monotonic()
@@ -188,18 +210,23 @@ class Worker:
             begun, tokens = now, self.counts["action_tokens"]
         await self.ledger(self.progress.done)
 
+    def _waiting(self) -> str:
+        if (waiters := self.routes.waiters) and waiters == self.in_flight:
+            return f"an engine to go on with: {self.routes.waiting()} ({waiters} in flight here)"
+        return self.waiting
+
     # -- the end
 
     async def _finish(self) -> None:
         """Let the episodes in flight finish within rollout.grace_s; give back the others, and an evaluation."""
-        log.info("draining: %d episodes in flight", len(self.episodes))
+        log.info("draining: %d entries in flight", len(self.entries))
         await self.evaluations.give_back()
-        if self.episodes:
-            await asyncio.wait(list(self.episodes.values()), timeout=self.settings.rollout.grace_s)
-        rest = dict(self.episodes)
+        if self.entries:
+            await asyncio.wait([entry.task for entry in self.entries.values()], timeout=self.settings.rollout.grace_s)
+        rest = {name: entry.task for name, entry in self.entries.items()}
         for task in rest.values():
             task.cancel()
         await asyncio.gather(*rest.values(), return_exceptions=True)
         for entry in rest:
-            await self.ledger(self.coordinator.release, entry, "cancelled")
+            await self._release(entry, "cancelled")
         log.info("drained: %d given back", len(rest))

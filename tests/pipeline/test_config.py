@@ -86,11 +86,10 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
     [
         (["publish.every=4", "buffers.max_staleness=2"], "buffers.max_staleness 2 < publish_every - 1 = 3"),
         (["buffers.buffer_capacity=3"], "buffers.buffer_capacity 3 < batch_size 64: raise it"),
-        (["buffers.group_size=4"], "buffers.group_size = 4: groups are not possible yet; set it to 1"),
-        (["buffers.group_launch=2"], "buffers.group_launch = 2: more than group_size is not possible yet; remove it"),
+        (["buffers.group_size=4", "buffers.group_launch=3"], "buffers.group_launch 3 < group_size 4: raise it"),
+        (["buffers.group_size=33"], "rollout.concurrency = 32 is below the 33 episodes of one entry"),
         (["buffers.byte_budget=1000"], "buffers.byte_budget 1000 is less than one buffer needs"),
         (["buffers.buffer_capacity=1025"], "is less than one buffer needs: expected at least 1074790400 bytes"),
-        (["buffers.proactive=truncate"], 'buffers.proactive = "truncate": workers cannot truncate yet'),
         (["buffers.proactive=retry", "buffers.proactive_patience_s=600"], "is not below max_age_s = 600"),
         (["advantage.algorithm=grpo"], "advantage.algorithm = 'grpo' is not known; set it to one of: spo++"),
         (["environment.episode_timeout_s=700"], "is above buffers.max_age_s = 600"),

@@ -1,5 +1,7 @@
 """What the tests of this room share: the tiny model's chat, a run's settings, and the label its weights are given."""
 
+import asyncio
+import contextlib
 import json
 import urllib.request
 
@@ -8,8 +10,31 @@ import pytest
 from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from workers.chat import Chat
+from workers.engine import connections
+from workers.environments import open_environment
+from workers.worker import Worker
 
 DIGEST = "0123456789abcdef" * 4
+
+
+@contextlib.asynccontextmanager
+async def working(settings, coordinator, chat):
+    """A worker that runs beside the body, and is drained after it; the worker's own failure is raised."""
+    async with open_environment(settings.environment) as make, connections() as http:
+        worker = Worker(settings, coordinator, "w0", chat, make, http)
+        task = asyncio.create_task(worker.run())
+        try:
+            yield worker
+        finally:
+            worker.drain()
+            await task
+
+
+async def until(condition, seconds=30):
+    async with asyncio.timeout(seconds):
+        while not (found := await asyncio.to_thread(condition)):
+            await asyncio.sleep(0.05)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,12 @@
 import numpy as np
 
 from pipeline.ledger_types import Reservation
+from pipeline.trajectory import Segment
 from workers.engine import Reply
 
 
 class Scripted:
     """Says the given replies, one a turn; a reply ending in … is cut there: no end token, finish_reason "length"."""
-
-    name = "scripted"
 
     def __init__(self, chat, *replies: str, version: int = 0):
         self.chat, self.replies, self.version = chat, list(replies), version
@@ -22,7 +21,7 @@ class Scripted:
         ids = self.chat.encode(text.removesuffix("…")) + ([] if cut else [self.chat.end_token])
         ids = ids[:max_tokens]
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
-        return Reply(ids, logprobs, "length" if cut else "stop", [(0, len(ids), self.version)])
+        return Reply(ids, logprobs, "length" if cut else "stop", [Segment(0, len(ids), "scripted", self.version)])
 
 
 def reservation(payload: bytes, version: int = 0) -> Reservation:

@@ -9,6 +9,7 @@ from pipeline.config import Rollout
 from tests.workers.fake_sglang import FakeSGLang, answer
 from workers.engine import (
     Engine,
+    EngineAborted,
     EngineError,
     EngineGone,
     EngineRefused,
@@ -49,7 +50,7 @@ def test_a_reply_has_one_logprob_a_token_and_the_version_of_its_label(sglang, se
     reply = asyncio.run(ask(sglang.url, max_tokens=12))
     assert 1 <= len(reply.tokens) == len(reply.logprobs) <= 12
     assert reply.logprobs.dtype == np.float32 and (reply.logprobs < 0).all() and (reply.logprobs > -30).all()
-    assert reply.segments == [(0, len(reply.tokens), 3)]
+    assert reply.segments == [(0, len(reply.tokens), "e0", 3)]
     assert reply.finish_reason == ("stop" if reply.tokens[-1] == STOP else "length")
 
 
@@ -126,7 +127,7 @@ def post(url, body):
         (answer(GOOD, logprobs=(None, -1.0)), EngineError, "1 of them not finite"),
         (answer(GOOD, logprobs=(-1.0,)), EngineError, "2 tokens, 1 log-probs"),
         (answer(GOOD, tokens=(), logprobs=()), EngineError, "0 tokens"),
-        (answer(GOOD, finish="abort"), EngineGone, "aborted the request: Aborted"),
+        (answer(GOOD, finish="abort"), EngineAborted, "aborted the request: Aborted"),
         ({"text": "hello"}, EngineError, "not a reply of SGLang's /generate"),
         ((200, "<html>"), EngineError, "expected JSON"),
         ((400, "input_ids cannot be empty"), EngineRefused, "cannot be empty"),
@@ -142,14 +143,14 @@ def test_a_reply_that_cannot_be_used_says_what_is_wrong_with_it(reply, error, me
 def test_a_version_below_the_trajectorys_own_is_refused_and_a_newer_one_is_not():
     with pytest.raises(WrongWeights, match="serves version 3, the trajectory needs 4"):
         ask_fake(answer(GOOD), at_least=4)
-    assert ask_fake(answer(GOOD.replace(":3:", ":4:")), at_least=3).segments == [(0, 2, 4)]
+    assert ask_fake(answer(GOOD.replace(":3:", ":4:")), at_least=3).segments == [(0, 2, "e0", 4)]
 
 
 def test_a_reply_that_spans_a_publication_has_a_segment_a_version():
     reply = answer(GOOD, tokens=(5, 6, 7), logprobs=(-1, -1, -1))
     spans = [(GOOD, 0, 2), (GOOD.replace(":3:", ":4:"), 2, 3)]
     reply["meta_info"]["weight_versions"] = [{"version": v, "start": s, "end": e} for v, s, e in spans]
-    assert ask_fake(reply).segments == [(0, 2, 3), (2, 1, 4)]
+    assert ask_fake(reply).segments == [(0, 2, "e0", 3), (2, 1, "e0", 4)]
 
 
 def test_an_engine_that_does_not_answer_is_slow_and_told_to_stop():

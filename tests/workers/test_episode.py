@@ -64,7 +64,7 @@ def test_turns_and_context_end_an_episode_with_the_last_reward_or_none(settings,
     assert (t.finish_reason, t.reward, t.metrics["turns"]) == ("turns", 0.0, 2)
     room = len(chat.prompt([{"role": "user", "content": "1 to 9?"}])) + 4
     t = run(game(), Scripted(chat, "5", "6"), chat, settings(rollout={"context_length": room}))
-    assert (t.finish_reason, t.reward, len(t.tokens)) == ("context", 0.0, room - 2)
+    assert (t.finish_reason, t.reward, len(t.tokens)) == ("tool_context", 0.0, room - 2)
     assert t.loss_mask[-2:].tolist() == [1, 1]
 
 

@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,34 +14,12 @@ from pipeline.data import training_problems
 from pipeline.errors import OtherSettings
 from pipeline.progress import read_processes
 from pipeline.redis_server import RedisServer
+from tests.workers.conftest import until, working
 from tests.workers.fake_sglang import FakeSGLang, answer
 from workers.admission import NoEngine
-from workers.engine import connections
-from workers.environments import open_environment
 from workers.ledger import Ledger, LedgerGone
-from workers.worker import Worker
 
 DIGEST16 = "0123456789abcdef"
-
-
-@contextlib.asynccontextmanager
-async def working(settings, coordinator, chat):
-    """A worker that runs beside the body, and is drained after it; the worker's own failure is raised."""
-    async with open_environment(settings.environment) as make, connections() as http:
-        worker = Worker(settings, coordinator, "w0", chat, make, http)
-        task = asyncio.create_task(worker.run())
-        try:
-            yield worker
-        finally:
-            worker.drain()
-            await task
-
-
-async def until(condition, seconds=30):
-    async with asyncio.timeout(seconds):
-        while not (found := await asyncio.to_thread(condition)):
-            await asyncio.sleep(0.05)
-    return found
 
 
 @pytest.mark.sglang
@@ -161,13 +138,17 @@ def test_an_engine_that_dies_or_serves_other_weights_gets_nothing_more_and_no_en
 
     async def then(worker, c, server):
         await until(lambda: c.engines()[0].state == "failed")
-        await until(lambda: not c.status()["reserved"] and worker.waiting.startswith("no engine is ready: e0 is"))
         assert reason in c.engines()[0].reason
-        assert set(c.status()["released"]) == {"lost"}
-        assert c.status()["prompts"] == {"idle": 16, "in flight": 0, "quarantined": 0}
+        sentence = "an engine to go on with: no engine is ready: e0 is "
+        await until(lambda: read_processes(c.client, run)[0]["waiting"].startswith(sentence))
+        asked = len(server.requests)
+        assert c.status()["prompts"]["in flight"] == worker.routes.waiters == worker.in_flight
+        await asyncio.sleep(0.3)
+        assert len(server.requests) == asked
         healed.append(True)
         c.register_engine("e0", 0, server.url)
         await until(lambda: c.status()["placed"] == 24)
+        assert c.status()["released"] == {}
 
     def script(request, label):
         return answer(label) if healed else fault
@@ -191,9 +172,9 @@ def test_a_drain_lets_episodes_finish_and_gives_back_the_rest(settings, ledger, 
 def test_an_entry_that_the_ledger_took_back_is_stopped_at_the_engine(settings, ledger, chat, run):
     async def then(worker, c, server):
         await until(lambda: len(server.requests) == 1)
-        (entry,) = worker.episodes
+        (entry,) = worker.entries
         assert c.release(entry, "retry")
-        await until(lambda: len(server.aborted) == 1 and entry not in worker.episodes)
+        await until(lambda: len(server.aborted) == 1 and entry not in worker.entries)
 
     sections = {"rollout": {"concurrency": 1, "grace_s": 0}, "buffers": {"lease_s": 0.6}}
     faulty(settings, ledger, chat, run, lambda request, label: "hang", then, **sections)
