@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 stopped by Ctrl-C.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,14 @@ from pipeline.cli_options import json_option, redis_option, show
 
 RUN_TOML = click.Path(dir_okay=False, path_type=Path)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+engines_option = click.option(
+    "--engine",
+    "engine_urls",
+    multiple=True,
+    metavar="URL",
+    envvar="HEADRACE_ENGINES",
+    help="An SGLang server; else those of HEADRACE_ENGINES, separated by spaces; else engines.urls.",
+)
 
 
 def main() -> None:
@@ -138,42 +147,47 @@ def evaluate(checkpoint, run, engine, as_json):
 
 @cli.command()
 @click.argument("run_toml", type=RUN_TOML)
-@click.option("--engine", "engine_urls", multiple=True, metavar="URL", help="An SGLang server; else engines.urls.")
+@overrides_argument
+@engines_option
 @redis_option
-def coordinator(run_toml, engine_urls, redis_url):
+def coordinator(run_toml, overrides, engine_urls, redis_url):
     """Keep the ledger and the engines: the process that loads new versions and reaps what is lost."""
     _with_redis(redis_url)
     from pipeline.watch import watch
 
-    return watch(_resolved(run_toml), engine_urls)
+    return watch(_resolved(run_toml, overrides), engine_urls)
 
 
 @cli.command()
 @click.argument("run_toml", type=RUN_TOML)
-@click.option("--name", default="worker-0", show_default=True)
+@overrides_argument
+@click.option("--name", help="Of this worker alone; default: worker-HOST.")
 @redis_option
-def worker(run_toml, name, redis_url):
+def worker(run_toml, overrides, name, redis_url):
     """One rollout worker."""
-    _become(redis_url, "workers", _resolved(run_toml), "--name", name)
+    name = name or f"worker-{socket.gethostname()}"  # each replica of a container has a host name of its own
+    _become(redis_url, "workers", _resolved(run_toml, overrides), "--name", name)
 
 
 @cli.command()
 @click.argument("run_toml", type=RUN_TOML)
+@overrides_argument
 @redis_option
-def train(run_toml, redis_url):
+def train(run_toml, overrides, redis_url):
     """The trainer, with torchrun when it has several ranks."""
     from pipeline import programs
     from pipeline.config_file import load
 
     _with_redis(redis_url)
-    config = load(_resolved(run_toml))
+    config = load(_resolved(run_toml, overrides))
     variables = programs.environment(config.trainer.threads, config.trainer.gpus)
     programs.become(programs.trainer_argv(config), variables)
 
 
 @cli.command("cold-start")
 @click.argument("run_toml", type=RUN_TOML)
-def cold_start(run_toml):
+@overrides_argument
+def cold_start(run_toml, overrides):
     """Make version 0: the model made on the spot if there is none, fine-tuned on scripted traces if asked for."""
     from pipeline import version_0
     from pipeline.config_file import load
@@ -182,19 +196,21 @@ def cold_start(run_toml):
 
     supervisor = Supervisor()
     try:
-        version_0.make(load(_resolved(run_toml)), supervisor, step)
+        # of the processes that compose starts it is the first: what may change of a run's settings, changes here
+        version_0.make(load(_resolved(run_toml, overrides, rewrite=True)), supervisor, step)
     finally:
         supervisor.stop()
 
 
 @cli.command()
 @click.argument("run_toml", type=RUN_TOML)
-@click.option("--engine", "engine_urls", multiple=True, metavar="URL", help="An SGLang server; else engines.urls.")
-def values(run_toml, engine_urls):
-    """Score every prompt a few times before training, for its first value."""
+@overrides_argument
+@engines_option
+def values(run_toml, overrides, engine_urls):
+    """Score every prompt a few times with version 0, before training, for its first value."""
     from pipeline.programs import engine_arguments
 
-    _become(None, "workers.evaluate", "values", _resolved(run_toml), *engine_arguments(engine_urls))
+    _become(None, "workers.evaluate", "values", _resolved(run_toml, overrides), *engine_arguments(engine_urls))
 
 
 @cli.command()
@@ -213,12 +229,13 @@ def doctor(as_json):
     return 0 if all(finding["ok"] for finding in findings) else 1
 
 
-def _resolved(run_toml: Path) -> Path:
-    """The run.toml of the run's folder, written if this is its first process; other settings are refused."""
+def _resolved(run_toml: Path, overrides: tuple[str, ...], rewrite: bool = False) -> Path:
+    """The run.toml of the run's folder, written if this is its first process, or `rewrite`; other settings are
+    refused."""
     from pipeline.config_file import load
     from pipeline.run_folder import open_folder
 
-    return open_folder(load(run_toml))
+    return open_folder(load(run_toml, overrides), rewrite)
 
 
 def _with_redis(redis_url: str | None) -> None:

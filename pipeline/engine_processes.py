@@ -4,7 +4,7 @@
                                                 └ /health = 200 ──▶ ready to be given weights
 
 An engine serves the model that the run starts from until weights are loaded into it; its label says so (`run:base`),
-and nobody takes that for a version. It is the same server on a CPU, with the flags that SGLang needs there.
+and nobody takes that for a version.
 """
 
 import os
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import ports
+from pipeline import engine_command, ports
 from pipeline.config import Config
 from pipeline.engines import Engine
 from pipeline.errors import ConfigError
@@ -46,23 +46,12 @@ def engine_processes(config: Config) -> list[EngineProcess]:
 
 
 def _engine(config: Config, python: Path, number: int, port: int) -> EngineProcess:
-    engines, name = config.engines, f"engine-{number}"
-    argv = [
-        *(str(python), "-m", "sglang.launch_server", "--model-path", str(config.model_path)),
-        *("--host", "127.0.0.1", "--port", str(port), "--device", engines.device, "--dtype", config.model.dtype),
-        *("--random-seed", str(config.run.seed + number), "--weight-version", f"{config.run.name}:base"),
-        *("--skip-server-warmup", "--sleep-on-idle"),
-    ]
-    variables = environment(engines.threads, engines.gpus[number * engines.tp : (number + 1) * engines.tp])
-    # /health would generate a token, which blocks while requests are paused for new weights
-    variables["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
-    if engines.device == "cpu":
-        variables["SGLANG_USE_CPU_ENGINE"] = "1"
-    if engines.tp > 1:
-        argv += ["--tp", str(engines.tp)]
-    program = Program(
-        name, [*argv, *engines.args], log_of(config, name), variables, GRACE_S[engines.device], serves=True
-    )
+    name = f"engine-{number}"
+    settings, model = config.model_dump(mode="json"), str(config.model_path)
+    gpus = config.engines.gpus[number * config.engines.tp : (number + 1) * config.engines.tp]
+    argv = engine_command.argv(str(python), settings, model, "127.0.0.1", port, config.run.seed + number)
+    variables = environment(config.engines.threads, gpus) | engine_command.environment(config.engines.device)
+    program = Program(name, argv, log_of(config, name), variables, GRACE_S[config.engines.device], serves=True)
     return EngineProcess(name, f"http://127.0.0.1:{port}", program)
 
 

@@ -27,7 +27,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role
 from pipeline.data import training_problems
 from pipeline.display import Display, Snapshots
-from pipeline.engine_processes import EngineProcess, engine_processes, load_version, wait_until_up
+from pipeline.engine_processes import EngineProcess, engine_processes, wait_until_up
 from pipeline.errors import ConfigError, HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
 from pipeline.model_folder import check_model_folder, gguf_file
@@ -165,8 +165,6 @@ class Launch:
 
     def _score_prompts(self) -> None:
         """Rollouts of version 0 for every prompt that has none in values.jsonl yet."""
-        for url in self._engine_urls:
-            load_version(url, self.config.folder / "weights" / "0", self.config)
         values = self._supervisor.start(programs.values(self.config, self._engine_urls))
         self._supervisor.wait_until(lambda: not values.running, values.program, VALUES_S)
 
