@@ -44,12 +44,12 @@ class Driver:
         group = [trajectory(r, o, **{"member": m, **changes}) for m, o in enumerate(outcomes)]
         return (client or self.c).occupy(r.entry, group)
 
-    def fill_head(self):
+    def fill_head(self, outcome=1.0):
         """Finish entries until head is READY."""
         while not self.buffer(self.head).state.startswith("READY"):
             r = self.reserve()
             assert isinstance(r, Reservation), r
-            self.finish(r)
+            self.finish(r, outcome)
 
     def update(self):
         """One synchronous update: fill, consume, publish, reload the engine."""

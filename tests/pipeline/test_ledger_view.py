@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from pipeline import keys
-from pipeline.coordinator import Coordinator
+from pipeline.coordinator import Coordinator, Refused
 from pipeline.errors import ConfigError
 
 
@@ -43,6 +43,22 @@ def test_placeholders_are_drawn_as_late_as_their_deadlines_allow(new_run):
         ("PENDING", 2, 0, 0),
         ("STUCK", 4, 6, 0),
     ]
+
+
+def test_with_redundancy_those_for_whom_no_place_is_left_are_shown_as_over(new_run):
+    """η = 2, B = 1, B' = 2: six are due 2; one finishes, and buffer 0 has no place any more for the one drawn there."""
+    d = new_run(batch_size=1, buffer_capacity=2, max_staleness=2)
+    taken = [d.reserve() for _ in range(6)]
+    assert [(b.state, b.reserved, b.over) for b in d.c.buffers()] == [("STUCK", 2, 0)] * 3
+    d.finish(taken[0])
+    assert [(b.state, b.reserved, b.due, b.over) for b in d.c.buffers()] == [
+        ("READY_WITH_CAPACITY", 0, 0, 1),
+        ("STUCK", 2, 0, 0),
+        ("STUCK", 2, 5, 0),
+    ]
+    assert d.reserve() == Refused("FULL")
+    d.c.release(taken[1].entry, "cancelled")
+    assert [b.over for b in d.c.buffers()] == [0, 0, 0]
 
 
 def test_pending_somewhere_is_the_same_as_admitted(new_run):

@@ -19,20 +19,6 @@ def send(d, r, worker, payload):
     return d.c._ledger.scripts.run_after([("XADD", stream, "77-0", "payload", payload)], *occupy)[1]
 
 
-def test_the_example_of_the_page(new_run, names):
-    """η = 1, B = 4, head = version = 1: six reserve, all with deadline 2; the first to finish occupies buffer 1."""
-    d = new_run(max_staleness=1)
-    d.update()
-    six = [d.reserve() for _ in range(6)]
-    assert [r.deadline for r in six] == [2] * 6
-    assert (d.buffer(1).reserved, d.buffer(2).reserved, d.buffer(2).due) == (2, 4, 6)
-    assert (d.buffer(1).state, d.buffer(2).state) == ("PENDING", "STUCK")
-    assert d.finish(six[0]) == Placed(1)
-    assert (d.buffer(1).occupied, d.buffer(1).reserved, d.buffer(2).reserved) == (1, 1, 4)
-    assert [d.finish(r) for r in six[1:]] == [Placed(1)] * 3 + [Placed(2)] * 2
-    assert (d.buffer(1).state, d.buffer(2).state, d.buffer(1).min_version) == ("READY", "PENDING", 1)
-
-
 def test_a_fresh_entry_leaves_the_place_that_an_older_one_still_needs(new_run, names):
     d = new_run(batch_size=1, max_staleness=1)
     d.c.register_engine("old", 0)
@@ -58,44 +44,6 @@ def test_what_the_straggler_gave_up_is_filled_from_later_buffers(new_run, names)
     d.c.release(straggler.entry, "failed")
     assert (d.buffer(1).state, d.buffer(2).occupied) == ("READY", 0)
     assert d.entry(fresh.entry)["buffer"] == "1"
-
-
-def test_with_redundancy_the_open_place_goes_to_whoever_is_finished_and_the_rest_is_surplus(new_run, names):
-    """η = 1, B = 4, B' = 5, {34: 3 OCCUPIED + 2 due 34, 35: 4 OCCUPIED + 1 due 35}; here 34 is head 1."""
-    d = new_run(batch_size=4, buffer_capacity=5, max_staleness=1)
-    d.c.register_engine("old", 0)
-    for r in [d.reserve() for _ in range(7)]:
-        d.finish(r)
-    slow = [d.reserve(engine="old") for _ in range(2)]
-    d.c.consume(names.trainer, 0)
-    d.publish()
-    *early, late = [d.reserve() for _ in range(5)]
-    assert [d.finish(r) for r in early] == [Placed(2)] * 4
-    assert [(b.occupied, b.due) for b in d.c.buffers() if b.id > 0] == [(3, 2), (4, 1)]
-    assert d.finish(late) == Placed(1)
-    assert d.buffer(1).state == "READY_WITH_CAPACITY"
-    assert [d.entry(r.entry)["state"] for r in slow] == ["SURPLUS", "SURPLUS"]
-    assert set(d.c.renew(names.worker, [r.entry for r in slow]).cancelled) == {r.entry for r in slow}
-    assert d.finish(slow[0]) == Refused("GONE")
-
-
-def test_with_redundancy_head_does_not_wait_for_a_straggler_while_a_finished_later_entry_fits(new_run, names):
-    """η = 2, B = 1, B' = 2: reserve V, V, V-1, V-2, V-2; occupy V; release V-2; occupy V; consume."""
-    d = new_run(batch_size=1, buffer_capacity=2, max_staleness=2)
-    d.c.register_engine("V-2", 0)
-    d.update()
-    d.c.register_engine("V-1", 1)
-    d.update()
-    first, second = d.reserve(), d.reserve()
-    slow, slower, slowest = d.reserve(engine="V-1"), d.reserve(engine="V-2"), d.reserve(engine="V-2")
-    d.finish(first)
-    d.c.release(slower.entry, "failed")
-    assert (d.buffer(2).state, d.entry(first.entry)["buffer"]) == ("READY_WITH_CAPACITY", "2")
-    assert d.entry(slowest.entry)["state"] == "SURPLUS"
-    d.finish(second)
-    assert [ref.entry for ref in d.c.consume(names.trainer, 2).refs] == [first.entry]
-    assert (d.buffer(3).state, d.entry(second.entry)["buffer"]) == ("READY_WITH_CAPACITY", "3")
-    assert d.entry(slow.entry)["state"] == "SURPLUS"
 
 
 def test_the_same_occupy_gets_the_first_answer_and_stores_one_payload(new_run):
@@ -231,21 +179,6 @@ def test_evidence_is_equal_under_any_permutation_of_receipts(new_run, names):
     alpha = rho**2 * 4 + rho * 1 + 0.25
     beta = rho**2 * 4 + rho**2 * 1 + 0.75
     assert all(pair == pytest.approx((alpha, beta), rel=1e-12) for pair in found)
-
-
-def test_two_clients_of_one_worker_with_ids_out_of_order_lose_nothing(new_run, names):
-    d = new_run(batch_size=16, max_staleness=0)
-    taken = d.reserve_all()
-    clients = [d.new_client(), d.new_client()]
-    clients[0]._ledger.streams.clear()
-    for i, r in enumerate(taken):
-        streams = clients[i % 2]._ledger.streams
-        if i > 2:
-            streams[names.worker].newest = 2**42 if i % 2 else 2**42 - 100  # behind what the other one sent
-        assert d.finish(r, client=clients[i % 2]) == Placed(0)
-    assert len(d.stored_payloads()) == 16
-    batch = d.c.consume(names.trainer, 0)
-    assert [t.entry for t in d.c.fetch(batch.refs)] == [r.entry for r in taken]
 
 
 def test_sixteen_threads_of_one_worker_lose_nothing(new_run, names):

@@ -97,12 +97,6 @@ def test_a_prompt_in_flight_is_not_drawn_again(new_run):
     assert d.reserve() == Refused("NO_PROMPT")
 
 
-def test_fewer_prompts_than_a_batch_still_fill_it(new_run):
-    d = new_run(prompts=2, batch_size=5, max_staleness=0)
-    for _ in range(3):
-        assert len(d.update().refs) == 5
-
-
 def test_the_byte_budget_counts_what_is_stored_and_what_is_in_flight(new_run):
     d = new_run(max_trajectory_bytes=1000, byte_budget=5000)
     first = d.reserve()
@@ -140,18 +134,6 @@ def test_a_refusal_writes_nothing(new_run, names, case):
     before = d.everything()
     assert d.reserve(worker="a-new-one", engine=engine) == Refused(case)
     assert d.everything() == before
-
-
-def test_nothing_can_be_reserved_between_consume_and_publish_without_staleness(new_run, names):
-    d = new_run(max_staleness=0)
-    for version in range(3):
-        for r in d.reserve_all():
-            d.finish(r)
-        assert d.reserve() == Refused("FULL")
-        assert len(d.c.consume(names.trainer, version).refs) == 4
-        assert d.reserve() == Refused("STALE")
-        d.publish()
-        assert d.buffer(version + 1).state == "PENDING"
 
 
 def test_a_retry_is_first_in_line_and_reads_its_value_afresh(new_run):

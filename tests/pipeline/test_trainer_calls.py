@@ -49,20 +49,6 @@ def test_batches_are_consumed_in_sequence_and_published_in_between(new_run, name
     assert len(d.c.consume(names.trainer, 1).refs) == 4
 
 
-def test_publishing_every_second_update_at_staleness_one_runs_for_ever(new_run, names):
-    d = new_run(batch_size=2, max_staleness=1, publish_every=2)
-    for event in range(1, 6):
-        for _ in range(2):
-            d.fill_head()
-            batch = d.c.consume(names.trainer, d.head)
-            assert all(batch.version - t.version <= 1 for t in d.c.fetch(batch.refs))
-        assert d.publish() == Published(event)
-        assert d.reserve_all()[0].event == event
-        d.ms += 60_000
-        d.c.reap()
-    assert d.c.status()["version"] == 10
-
-
 def test_the_last_update_of_a_run_may_be_published_early(new_run, names):
     d = new_run(batch_size=2, max_staleness=1, publish_every=2)
     d.fill_head()
