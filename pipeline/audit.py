@@ -9,11 +9,11 @@ from typing import Any
 
 import redis
 
-from pipeline import jsonl, reports, summary
+from pipeline import jsonl, reports
 from pipeline.audit_findings import Findings
 from pipeline.audit_ledger import Snapshot, check_payloads, compare, look
 from pipeline.audit_replay import Replay, whole_history
-from pipeline.audit_trained import check_trained
+from pipeline.audit_trained import Trained, check_trained, read_trained
 from pipeline.config import Config
 from pipeline.errors import HeadraceError
 
@@ -26,18 +26,21 @@ def audit(config: Config, redis_url: str | None = None) -> Findings:
             f"{archive}: no such file, and nothing to audit without it. `headrace up` writes it into the run's "
             "folder; of a run that was moved, bring the whole folder"
         )
-    lines, findings, found = jsonl.read(archive), Findings(), None
+    said, lines = read_trained(config), jsonl.read(archive)
+    findings, found = Findings(), None
     try:
         with reports.ledger_of(str(config.folder), redis_url) as ledger:
             found = look(ledger, lines[-1]["id"] if lines else None)
             check_payloads(ledger, found, findings)
     except (HeadraceError, redis.RedisError) as error:
         findings.unchecked["payload"] = f"no ledger to look at: {error}"
-    judge(config, lines, found, findings)
+    judge(config, said, lines, found, findings)
     return findings
 
 
-def judge(config: Config, lines: list[dict[str, Any]], found: Snapshot | None, findings: Findings) -> None:
+def judge(
+    config: Config, said: Trained, lines: list[dict[str, Any]], found: Snapshot | None, findings: Findings
+) -> None:
     """Everything but the payloads. lines: of the archive; found: the ledger, if it could be asked."""
     if found:
         lines = lines + found.lines
@@ -51,16 +54,15 @@ def judge(config: Config, lines: list[dict[str, Any]], found: Snapshot | None, f
     if found:
         compare(found, replay, findings)
     batches = {int(line["buffer"]): line["entries"].split() for line in lines if line["kind"] == "consumed"}
-    check_trained(config.folder, findings, batches, _updates_made(config, findings, replay))
+    check_trained(said, findings, batches, config.run.total_steps)
+    _check_the_end(config, said, findings, replay)
 
 
-def _updates_made(config: Config, findings: Findings, replay: Replay) -> int:
-    """What metrics.jsonl must hold at least. A run that says it has finished must have made all of its updates."""
+def _check_the_end(config: Config, said: Trained, findings: Findings, replay: Replay) -> None:
+    total, version = config.run.total_steps, replay.version
     if replay.stopped:
         findings.notes.append(f"the run has stopped itself: {replay.stopped}")
-    total, version = config.run.total_steps, replay.version
-    if not summary.is_finished(config):
+    if said.finished:
+        findings.expect("liveness", version == total, f"finished at version {version}, not {total}")
+    else:
         findings.notes.append(f"the run is at version {version} of {total}: it has not finished")
-        return 0
-    findings.expect("liveness", version == total, f"finished at version {version}, not {total}")
-    return total

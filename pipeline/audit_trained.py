@@ -7,19 +7,38 @@ checkpoints/15: recent                      =  the newest batches before 15
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-from pipeline import jsonl
+from pipeline import jsonl, summary
 from pipeline.audit_findings import Findings
+from pipeline.config import Config
 
 DIGITS = 16
 
 
-def check_trained(folder: Path, findings: Findings, batches: Mapping[int, list[str]], made: int) -> None:
-    """batches: buffer -> entries as they were handed out last. made: updates that must be there, or 0."""
-    lines = jsonl.read(folder / "metrics.jsonl")
-    state = _newest_checkpoint(folder / "checkpoints")
-    expected = max(made, state["version"] if state else 0)  # a trainer that came back writes later ones again
+@dataclass(frozen=True)
+class Trained:
+    """What the trainer says that it has done."""
+
+    finished: bool
+    checkpoint: dict[str, Any] | None  # state.json of the newest one
+    updates: list[dict[str, Any]]  # lines of metrics.jsonl
+
+
+def read_trained(config: Config) -> Trained:
+    """Read before the ledger: of a run that goes on, the ledger must not be behind its trainer."""
+    states = config.folder.glob("checkpoints/[0-9]*/state.json")
+    newest = max(states, key=lambda path: int(path.parent.name), default=None)
+    state = newest and json.loads(newest.read_text())
+    return Trained(summary.is_finished(config), state, jsonl.read(config.folder / "metrics.jsonl"))
+
+
+def check_trained(said: Trained, findings: Findings, batches: Mapping[int, list[str]], total: int) -> None:
+    """batches: buffer -> entries as they were handed out last; total: the updates of a finished run."""
+    lines, state = said.updates, said.checkpoint
+    # of updates behind the newest checkpoint, a trainer that came back writes the lines again
+    expected = total if said.finished else state["version"] if state else 0
     found = len(lines)
     findings.expect("trained", found >= expected, f"{found} updates in metrics.jsonl, at least {expected} were made")
     trained: dict[str, int] = {}
@@ -42,11 +61,6 @@ def check_trained(folder: Path, findings: Findings, batches: Mapping[int, list[s
         for number, recent in enumerate(state["recent"], first):
             same = recent == batches.get(number)
             findings.expect("trained", same, f"checkpoint {state['version']} remembers another batch", buffer=number)
-
-
-def _newest_checkpoint(folder: Path) -> dict | None:
-    states = [json.loads(path.read_text()) for path in folder.glob("[0-9]*/state.json")]
-    return max(states, key=lambda state: state["version"], default=None)
 
 
 def _digest(entries: list[str]) -> str:

@@ -16,6 +16,7 @@ from pipeline.audit import audit, judge
 from pipeline.audit_findings import INVARIANTS, Findings
 from pipeline.audit_ledger import check_payloads, compare, look
 from pipeline.audit_replay import Replay
+from pipeline.audit_trained import read_trained
 from pipeline.cli import cli
 from pipeline.config_file import load
 from pipeline.errors import HeadraceError
@@ -94,7 +95,7 @@ def look_at(d: Driver, config, lines) -> Findings:
     findings = Findings()
     found = look(d.c, lines[-1]["id"])
     check_payloads(d.c, found, findings)
-    judge(config, lines, found, findings)
+    judge(config, read_trained(config), lines, found, findings)
     return findings
 
 
@@ -339,10 +340,10 @@ def test_a_forged_archive_is_found_by_the_invariant_it_breaks(clean, tmp_path, n
     forged = forge(lines)
     write_metrics(config, [line["entries"] for line in forged if line["kind"] == "consumed"])
     findings = Findings()
-    judge(config, lines, None, findings)
+    judge(config, read_trained(config), lines, None, findings)
     assert violated(findings) - {"trained"} == set(), "the archive was clean"
     findings = Findings()
-    judge(config, forged, None, findings)
+    judge(config, read_trained(config), forged, None, findings)
     assert violated(findings) == {name}, findings.violations
     first = findings.violations[name][0]
     assert first.what and (first.event or first.entry or first.buffer is not None)
@@ -377,7 +378,7 @@ def test_an_update_that_was_not_made_from_its_batch_is_found(clean, tmp_path, fo
     made = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in forge(made)))
     findings = Findings()
-    judge(config, lines, None, findings)
+    judge(config, read_trained(config), lines, None, findings)
     assert violated(findings) == {"trained"}
     assert any(what in violation.what for violation in findings.violations["trained"])
 
@@ -395,7 +396,7 @@ def test_a_checkpoint_that_remembers_other_batches_is_found(clean, tmp_path):
     write_metrics(config, batches)
     write_checkpoint(config, [batches[0].split(), ["x", "y"]])
     findings = Findings()
-    judge(config, lines, None, findings)
+    judge(config, read_trained(config), lines, None, findings)
     assert [v.buffer for v in findings.violations["trained"]] == [1]
 
 
@@ -405,9 +406,9 @@ def test_a_run_that_says_it_has_finished_must_have_made_its_updates(clean, tmp_p
     write_metrics(config, [line["entries"] for line in lines if line["kind"] == "consumed"])
     (config.folder / "finished.json").write_text('{"updates": 3}')
     findings = Findings()
-    judge(config, lines, None, findings)
+    judge(config, read_trained(config), lines, None, findings)
     assert findings.clean
-    judge(config, lines[: nth(lines, "published", 1)], None, findings := Findings())
+    judge(config, read_trained(config), lines[: nth(lines, "published", 1)], None, findings := Findings())
     assert {"liveness"} <= violated(findings)
 
 
