@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 
 import click
+import redis
 
 from tests.bench import lifecycles, memory, scripts, tensors
 from tests.bench.result import markdown
@@ -22,14 +23,24 @@ PARTS = {
 
 @click.command()
 @click.argument("parts", nargs=-1, type=click.Choice(list(PARTS)))
-@click.option("--json", "as_json", is_flag=True, help="One JSON list instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 def main(parts: tuple[str, ...], as_json: bool) -> None:
     """Measure PARTS (all of them by default), each on a Redis of its own."""
-    results = []
+    results, conditions = [], {}
     for name in parts or PARTS:
         with started() as server:
-            results += PARTS[name](server)
-    click.echo(json.dumps([asdict(r) for r in results], ensure_ascii=False) if as_json else markdown(results))
+            conditions[name] = server.conditions()
+            try:
+                results += PARTS[name](server)
+            except (RuntimeError, redis.RedisError) as error:
+                raise click.ClickException(f"{name} cannot be measured: {error}") from error
+    if as_json:
+        measured = {"conditions": conditions, "results": [asdict(r) for r in results]}
+        click.echo(json.dumps(measured, ensure_ascii=False))
+        return
+    click.echo(markdown(results))
+    for name, found in conditions.items():
+        click.echo(f"{name}: {found}")
 
 
 if __name__ == "__main__":

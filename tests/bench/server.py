@@ -3,6 +3,7 @@
 Wall time on a busy machine says nothing, so what is compared is the CPU time of the server's process.
 """
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,12 @@ class Server:
         """CPU time of the server so far, user and system, all its threads."""
         used = self.client.info("cpu")
         return 1e6 * (used["used_cpu_user"] + used["used_cpu_sys"])
+
+    def conditions(self) -> str:
+        """What the numbers depend on."""
+        info = self.client.info("server")
+        name, version = info.get("server_name", "redis"), info.get("valkey_version", info["redis_version"])
+        return f"{name} {version}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}"
 
     def memory(self) -> int:
         """Bytes that Redis has allocated for data and connections, without its allocator's caches."""
