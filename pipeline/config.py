@@ -184,6 +184,12 @@ class ColdStart(Section):
 
 class Publish(Section):
     every: int = Field(1, gt=0, description="P: updates per publication")
+    policy: Literal["drain", "interrupt", "retract"] = Field(
+        "drain",
+        description="what an engine's running requests do: finish first, stop with what they have, or go on under the "
+        "new weights",
+    )
+    at_once: bool = Field(False, description="all engines together; else one after another, and the others go on")
 
 
 class Eval(Section):

@@ -1,130 +1,93 @@
-"""All engines of a run, kept at the version they should serve; nothing is routed to one that has not proved it.
+"""All engines of a run: which there are, and what they serve. Each is looked after by a thread of its own.
 
-    follow(weights), every pass, one engine after the other, those that failed last:
-        serves them, by its own word of at most 2 s ago, and is ready in the ledger ──▶ nothing to do
-        else load, verify by label and probe ──▶ register_engine(version) ──▶ workers reserve at this version
-        fails ──▶ mark_engine(failed, why), again after 0.5, 1, 2 … 10 s
-
-An engine keeps serving (and admitting at) its old version while the others load. One that was started again by its
-supervisor serves its base weights; its label says so within 2 s, and every reply tells the workers.
+follow(weights), every pass:
+    engine_list ─▶ wanted ─┬▶ new: a Keeper         ledger: what is not wanted is removed
+                           └▶ each: Keeper.step(weights), unless it is still at its last one
+    waits half a second for them, so that an engine which drains or hangs holds up nobody else
 """
 
-import logging
+import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
+from pipeline import engine_list
 from pipeline.coordinator import Coordinator
-from pipeline.engines import Engine, EngineFailed
+from pipeline.engine_keeper import Keeper, Plan
 from pipeline.ledger_types import Weights
-from pipeline.weights import BadWeights, Label, verify_files
 
-CHECK_S = 2.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-READY = "ready"
-
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class Member:
-    """One engine; serves: the label that it has proved; times are of the monotonic clock."""
-
-    name: str
-    engine: Engine
-    serves: Label | None = None
-    checked: float = 0.0
-    failures: int = 0
-    retry_at: float = 0.0
-    problem: str = ""
+PASS_S = 0.5
 
 
 class EngineFleet:
-    """The engines at `urls`, named engine-0, engine-1, … in this order."""
+    """given: URLs of engine-0, engine-1, …; a person may add others, and remove any."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        urls: list[str],
-        folder: Path,
-        load_timeout_s: float,
-        tolerance: float | None = None,
-    ):
-        self._coordinator, self._folder = coordinator, folder
-        self._load_timeout_s, self._tolerance = load_timeout_s, tolerance
-        self._verified: Label | None = None  # of the weights whose files were compared with their manifest
-        self.members = [Member(f"engine-{number}", Engine(url)) for number, url in enumerate(urls)]
+    def __init__(self, coordinator: Coordinator, given: Sequence[str], plan: Plan):
+        self._coordinator, self._given, self._plan = coordinator, given, plan
+        self._steps: dict[str, _Step] = {}  # the last one of each engine
+        self.keepers: dict[str, Keeper] = {}
 
-    def introduce(self) -> None:
-        """Tell the ledger which engines there are; one that moved to another address must prove itself first."""
-        known = {engine.name: engine for engine in self._coordinator.engines()}
-        for name in known.keys() - {member.name for member in self.members}:
+    def introduce(self) -> dict[str, str]:
+        """Make ledger and keepers agree with what is wanted; one at a new address must prove itself first.
+        Returns name -> state in the ledger."""
+        run, known = self._coordinator.run, {engine.name: engine for engine in self._coordinator.engines()}
+        wanted = engine_list.wanted(self._coordinator.client, run, self._given)
+        for name in known.keys() - wanted:
             self._coordinator.remove_engine(name)
-        for member in self.members:
-            if member.name not in known or known[member.name].url != member.engine.url:
-                self._coordinator.mark_engine(member.name, "starting", "not verified yet", member.engine.url)
+        kept = {name: keeper for name, keeper in self.keepers.items() if wanted.get(name) == keeper.engine.url}
+        new = {name: Keeper(name, url, self._coordinator, self._plan) for name, url in wanted.items()}
+        self.keepers = new | kept
+        for name in wanted:
+            if name not in known or known[name].url != wanted[name]:
+                self.keepers[name].introduce()
+        return {name: engine.state for name, engine in known.items() if name in wanted}
 
     def follow(self, weights: Weights) -> bool:
         """One pass; True once every engine that works, and at least one, serves `weights`."""
-        states = {engine.name: engine.state for engine in self._coordinator.engines()}
-        for member in sorted(self.members, key=lambda member: member.failures):
-            if time.monotonic() >= member.retry_at:
-                self._bring(member, weights, states.get(member.name))
-        working = [member for member in self.members if not member.problem]
-        return bool(working) and all(member.serves and member.serves.version == weights.version for member in working)
+        states = self.introduce()
+        for name, keeper in self.keepers.items():
+            step = self._steps.get(name)
+            if step is None or not step.is_alive():
+                self._steps[name] = _Step(keeper, weights, states.get(name))
+        self.finish(PASS_S)
+        working = [keeper for keeper in self.keepers.values() if not keeper.problem]
+        return bool(working) and all(keeper.serves and keeper.serves.version == weights.version for keeper in working)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the steps that are being made; one that takes longer goes on. Raises what a step could not mend."""
+        end = time.monotonic() + timeout_s
+        for name, step in list(self._steps.items()):
+            step.join(max(0.0, end - time.monotonic()))
+            if not step.is_alive():
+                del self._steps[name]
+                if step.error is not None:
+                    raise step.error
 
     @property
     def versions(self) -> set[int]:
-        """Versions that engines serve."""
-        return {member.serves.version for member in self.members if member.serves}
+        """Versions that engines serve, or are being given."""
+        serves = {keeper.serves.version for keeper in self.keepers.values() if keeper.serves}
+        return serves | {keeper.loading for keeper in self.keepers.values()} - {None}
 
     @property
     def problems(self) -> list[str]:
         """What is wrong, one sentence for each engine that is not routed to."""
-        return [f"{member.name}: {member.problem}" for member in self.members if member.problem]
+        return [f"{keeper.name}: {keeper.problem}" for keeper in self.keepers.values() if keeper.problem]
 
     def __str__(self) -> str:
         """What each engine serves, such as "engine-0 v12, engine-1 -"."""
-        return ", ".join(f"{m.name} {f'v{m.serves.version}' if m.serves else '-'}" for m in self.members)
+        return ", ".join(f"{k.name} {f'v{k.serves.version}' if k.serves else '-'}" for k in self.keepers.values())
 
-    def _bring(self, member: Member, weights: Weights, state: str | None) -> None:
-        now = time.monotonic()
-        label = weights.label(self._coordinator.run)
-        settled = member.serves == label and state == READY
-        if settled and now - member.checked < CHECK_S:
-            return
+
+class _Step(threading.Thread):
+    def __init__(self, keeper: Keeper, weights: Weights, state: str | None):
+        super().__init__(daemon=True)
+        self._arguments = keeper, weights, state
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        keeper, weights, state = self._arguments
         try:
-            if settled and member.engine.label() == str(label):
-                member.checked = now
-                return
-            if member.serves is None or settled:  # nobody knows what it serves: until proved, nothing is routed to it
-                self._mark(member, "loading", f"version {weights.version}")
-            if label != self._verified:  # once a version, not once an engine: hashing takes a second for every GB
-                verify_files(self._folder / weights.path)
-                self._verified = label
-            # Engine.bring's promise: from here on `serves` is what was proved, or nothing
-            manifest = member.engine.bring(
-                self._folder / weights.path, self._coordinator.run, self._load_timeout_s, self._tolerance
-            )
-            if manifest.label(self._coordinator.run) != label:
-                raise BadWeights(
-                    f"{self._folder / weights.path} holds {manifest.label(self._coordinator.run)}, but {label} was "
-                    "published: the folder was replaced"
-                )
-        except (EngineFailed, BadWeights) as error:
-            self._fail(member, error)
-            return
-        self._coordinator.register_engine(member.name, weights.version, member.engine.url)
-        log.info("%s serves version %d (%.2f s)", member.name, weights.version, time.monotonic() - now)
-        member.serves, member.checked = label, time.monotonic()
-        member.failures, member.retry_at, member.problem = 0, 0.0, ""
-
-    def _fail(self, member: Member, error: Exception) -> None:
-        pause = min(FIRST_PAUSE_S * 2**member.failures, LONGEST_PAUSE_S)
-        member.serves, member.failures, member.problem = None, member.failures + 1, str(error)
-        member.retry_at = time.monotonic() + pause
-        log.warning("%s failed, next attempt in %g s: %s", member.name, pause, error)
-        self._mark(member, "failed", str(error))
-
-    def _mark(self, member: Member, state: str, reason: str) -> None:
-        self._coordinator.mark_engine(member.name, state, reason, member.engine.url)
+            keeper.step(weights, state)
+        except BaseException as error:  # raised again by whoever waits for this step
+            self.error = error

@@ -1,13 +1,20 @@
 """Administration of one SGLang server over its HTTP API: is it alive, what does it serve, load weights, prove them.
 
     Engine(url) .label()             what the server says it serves; it says whatever it was told
-                .load(folder, label) /update_weights_from_disk between requests, the cache flushed
+                .generates(token)    its scheduler lives: one token generated, and the label it came with
+                .load(folder, label) /update_weights_from_disk, the cache flushed; running requests: `policy`
                 .verify(manifest, …) the log-probs of the manifest's probe tokens are the trainer's
                 .bring(folder, …)    all of it: afterwards the engine serves these weights, proven
+
+    policy   running requests                                   their replies
+    drain    finish first; later ones wait for the new weights  whole, of the old weights
+    interrupt  stop now                                         a part, finish_reason "abort", of the old weights
+    retract  go on under the new weights, their cache anew      whole, in spans of both
 
 Every call has a time limit. Whatever goes wrong is one EngineFailed whose code says which promise was broken.
 """
 
+import contextlib
 import http.client
 import json
 import time
@@ -23,13 +30,15 @@ from pipeline.weights import Label, Manifest, read_manifest
 # unlikely token: SmolLM2-135M's largest of 31 is 0.57 in SGLang, and 0.41 in transformers against its own float32.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 1.0}
 REQUEST_TIMEOUT_S = 30.0
+ALIVE_S = 5.0
 BUSY_S = 0.05
+PAUSES = {"interrupt": "abort", "retract": "retract"}  # SGLang's words
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
 
 
 class EngineFailed(HeadraceError, RuntimeError):
-    """code: UNREACHABLE (no answer in time), REFUSED (an error answered), REPLY (not understood), LABEL (serves other
-    weights than asked for), PROBE (computes with other weights than its label says)."""
+    """code: UNREACHABLE (no connection), SLOW (no answer in time), REFUSED (an error answered), REPLY (not understood),
+    LABEL (serves other weights than asked for), PROBE (computes with other weights than its label says)."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -46,26 +55,50 @@ class Engine:
         """The label of the weights it serves, as it says."""
         return _text(self._call("GET", "/model_info"), "weight_version")
 
-    def bring(self, folder: Path, run: str, timeout_s: float, tolerance: float | None = None) -> Manifest:
+    def generates(self, token: int) -> str:
+        """Have it generate one token; the label of the weights that did. /health is 200 while the scheduler is dead."""
+        return _text(self._generate([token], 1, ALIVE_S), "weight_version")
+
+    def bring(
+        self, folder: Path, run: str, timeout_s: float, tolerance: float | None = None, policy: str = "drain"
+    ) -> Manifest:
         """Make the engine serve the published weights in `folder`, and prove it; what it serves already is only proven.
 
         Raises BadWeights, or EngineFailed: then nothing may be routed to the engine.
         """
         manifest = read_manifest(folder)
+        self._resume()  # whoever paused it may have been killed meanwhile
         if self.label() == str(manifest.label(run)):
             try:
                 return self.verify(manifest, run, tolerance)
             except EngineFailed as error:
                 if error.code not in ("LABEL", "PROBE"):
                     raise
-        self.load(folder, manifest.label(run), timeout_s)
+        self.load(folder, manifest.label(run), timeout_s, policy)
         return self.verify(manifest, run, tolerance)
 
-    def load(self, folder: Path, label: Label | str, timeout_s: float) -> None:
-        """Serve the weights in `folder` as `label`. Running requests finish first; later ones wait for the new weights.
+    def load(self, folder: Path, label: Label | str, timeout_s: float, policy: str = "drain") -> None:
+        """Serve the weights in `folder` as `label`; requests that come meanwhile wait for them.
 
+        timeout_s  of the load, with what the policy has it wait for
         The path is read by the server: on another host it must be the same shared file system.
         """
+        if policy == "drain":
+            self._load(folder, label, timeout_s)
+            return
+        if policy == "interrupt":
+            self._send("POST", "/abort_request", {"rid": "", "abort_all": True})
+            time.sleep(BUSY_S)  # the pause looks once a second whether all have stopped: at first, if it looks later
+        try:
+            self._call("POST", "/pause_generation", {"mode": PAUSES[policy]}, timeout_s)
+            self._load(folder, label, timeout_s)
+        except EngineFailed:
+            with contextlib.suppress(EngineFailed):  # of the two failures the first says what is wrong
+                self._resume()
+            raise
+        self._resume()
+
+    def _load(self, folder: Path, label: Label | str, timeout_s: float) -> None:
         request = {"model_path": str(folder.resolve()), "weight_version": str(label), "flush_cache": True}
         deadline = time.monotonic() + timeout_s
         while True:
@@ -80,13 +113,16 @@ class Engine:
         if reply.get("success") is not True:
             raise EngineFailed("REFUSED", f"{self.url} did not load {folder}: {reply.get('message', reply)!s:.500}")
 
+    def _resume(self) -> None:
+        self._call("POST", "/continue_generation", {"torch_empty_cache": False})
+
     def verify(self, manifest: Manifest, run: str, tolerance: float | None = None) -> Manifest:
         """`manifest`. Raises EngineFailed unless the engine serves exactly the weights of `manifest`: label and probe.
 
         tolerance  nats, largest difference of a log-prob; None: 1e-3 for float32 weights, 1 for bfloat16
         """
         tolerance = TOLERANCE[manifest.dtype] if tolerance is None else tolerance
-        meta = self._probe(list(manifest.probe_tokens))
+        meta = self._generate(list(manifest.probe_tokens), 1)
         expected, found = str(manifest.label(run)), _text(meta, "weight_version")
         if found != expected:
             raise EngineFailed("LABEL", f"{self.url} serves {found!r}, expected {expected!r}")
@@ -107,35 +143,24 @@ class Engine:
             )
         return manifest
 
-    def _probe(self, tokens: list[int]) -> dict[str, Any]:
-        """What the server says about tokens that it only reads: /health can say 200 while its scheduler is dead."""
-        sampling = {"max_new_tokens": 0, "temperature": 0}
+    def _generate(self, tokens: list[int], count: int, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any]:
+        """What the server says about `tokens`, and that it really continues them by `count`."""
+        sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
         request = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        meta = self._call("POST", "/generate", request).get("meta_info")
+        reply = self._call("POST", "/generate", request, timeout_s)
+        meta = reply.get("meta_info")
         if not isinstance(meta, dict):
             raise EngineFailed("REPLY", f"{self.url}/generate: expected meta_info in the reply, found none")
         if (meta.get("finish_reason") or {}).get("type") == "abort":
             raise EngineFailed("REFUSED", f"{self.url}/generate: the request was aborted: {meta['finish_reason']}")
+        if len(generated := reply.get("output_ids") or ()) != count:
+            raise EngineFailed("REPLY", f"{self.url}/generate: expected {count} token, found {len(generated)}")
         return meta
 
     def _call(
         self, method: str, path: str, request: dict | None = None, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[str, Any]:
-        body = None if request is None else json.dumps(request).encode()
-        headers = {"Content-Type": "application/json"}
-        sent = urllib.request.Request(self.url + path, body, headers, method=method)
-        try:
-            with DIRECT.open(sent, timeout=timeout_s) as response:
-                text = response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read().decode(errors="replace")
-            raise EngineFailed("REFUSED", f"{self.url}{path} answered {error.code}: {said:.500}") from None
-        except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "reason", error)  # of what broke the connection, urllib tells only there
-            if isinstance(why, TimeoutError):
-                why = f"no answer within {timeout_s:g} s"
-            raise EngineFailed("UNREACHABLE", f"{self.url}{path}: {why or type(why).__name__}") from None
+        text = self._send(method, path, request, timeout_s)
         try:
             reply = json.loads(text)
         except ValueError:
@@ -143,6 +168,23 @@ class Engine:
         if not isinstance(reply, dict):
             raise EngineFailed("REPLY", f"{self.url}{path}: expected a JSON object, found {text[:200]!r}")
         return reply
+
+    def _send(self, method: str, path: str, request: dict | None, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
+        body = None if request is None else json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"}
+        sent = urllib.request.Request(self.url + path, body, headers, method=method)
+        try:
+            with DIRECT.open(sent, timeout=timeout_s) as response:
+                return response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read().decode(errors="replace")
+            raise EngineFailed("REFUSED", f"{self.url}{path} answered {error.code}: {said:.500}") from None
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "reason", error)  # of what broke the connection, urllib tells only there
+            if isinstance(why, TimeoutError):
+                raise EngineFailed("SLOW", f"{self.url}{path}: no answer within {timeout_s:g} s") from None
+            raise EngineFailed("UNREACHABLE", f"{self.url}{path}: {why or type(why).__name__}") from None
 
 
 def _text(reply: dict[str, Any], name: str) -> str:

@@ -27,7 +27,8 @@ from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.engine_fleet import EngineFleet
-from pipeline.errors import ConfigError, RolledBack, UnknownRun
+from pipeline.engine_keeper import Plan
+from pipeline.errors import ConfigError, LedgerError, RolledBack, UnknownRun
 from pipeline.eval_schedule import EvalSchedule
 from pipeline.ledger_types import Weights
 from pipeline.progress import Progress
@@ -67,10 +68,11 @@ class Watch:
     def __init__(self, config: Config, client: redis.Redis, engine_urls: Sequence[str]):
         self._config, self._client, self._run = config, client, config.run.name
         self._coordinator = self._create()
-        engines = config.engines
-        self.fleet = EngineFleet(
-            self._coordinator, list(engine_urls), config.folder, engines.load_timeout_s, engines.probe_tolerance
-        )
+        engines, publish = config.engines, config.publish
+        # an engine that drains is as long in loading as its last request, besides
+        load_s = engines.load_timeout_s + (config.rollout.request_timeout_s if publish.policy == "drain" else 0)
+        plan = Plan(config.folder, load_s, engines.probe_tolerance, publish.policy, publish.at_once)
+        self.fleet = EngineFleet(self._coordinator, list(engine_urls), plan)
         every, last, lease_s = config.eval.every, config.run.total_steps, config.buffers.lease_s
         self.evals = EvalSchedule(client, self._run, every, last, config.eval.timeout_s, lease_s)
         self._progress = Progress(client, self._run, NAME, "coordinator")
@@ -87,6 +89,8 @@ class Watch:
         finally:
             stop.set()
             engines.join(events.BLOCK_S + 1)  # not for a load that hangs: the engine ends it, or its own time limit
+            with contextlib.suppress(redis.RedisError, LedgerError):
+                self.fleet.finish(events.BLOCK_S)
         if self._error is not None:
             raise self._error
         with contextlib.suppress(redis.RedisError):  # a line of progress expires by itself

@@ -94,6 +94,9 @@ class ScriptedEngine:
         self.label, self.manifest = "base", None
         self.faults = {}  # path -> answer
         self.loads = []  # versions, in order
+        self.calls = []  # paths of what changes something, in order
+        self.free = threading.Event()  # not set: a load waits for requests that are still running
+        self.free.set()
         self.url = http_server(self._answer)
 
     def restart(self):
@@ -101,11 +104,18 @@ class ScriptedEngine:
         self.label, self.manifest = "base", None
 
     def _answer(self, path, request):
+        if path not in ("/model_info", "/generate"):
+            self.calls.append(path.removeprefix("/"))
         if path in self.faults:
             return self.faults[path]
         if path == "/model_info":
             return 200, {"weight_version": self.label}
+        if path == "/abort_request":
+            return 200, b""
+        if path in ("/pause_generation", "/continue_generation"):
+            return 200, {"status": "ok"}
         if path == "/update_weights_from_disk":
+            self.free.wait(10)
             self.manifest = read_manifest(Path(request["model_path"]))
             self.label = request["weight_version"]
             self.loads.append(self.manifest.version)
@@ -113,7 +123,7 @@ class ScriptedEngine:
         logprobs = self.manifest.probe_logprobs if self.manifest else [-9.0] * (len(request["input_ids"]) - 1)
         rows = [[p, token, None] for p, token in zip([None, *logprobs], request["input_ids"], strict=True)]
         meta = {"weight_version": self.label, "finish_reason": {"type": "length"}, "input_token_logprobs": rows}
-        return 200, {"meta_info": meta}
+        return 200, {"output_ids": [7] * request["sampling_params"]["max_new_tokens"], "meta_info": meta}
 
 
 @pytest.fixture

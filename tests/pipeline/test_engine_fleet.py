@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 
-from pipeline import engine_fleet
+from pipeline import engine_keeper
 from pipeline.coordinator import Coordinator
 from pipeline.engine_fleet import EngineFleet
+from pipeline.engine_keeper import Plan
 from pipeline.ledger_types import Weights
 from pipeline.weights import write_manifest
 
@@ -18,12 +19,17 @@ def ledger(client, run):
 def fleet(ledger, tmp_path):
     """fleet(engine, …) -> EngineFleet of scripted engines, introduced."""
 
-    def start(*engines):
-        fleet = EngineFleet(ledger, [engine.url for engine in engines], tmp_path, load_timeout_s=0.3)
+    fleets = []
+
+    def start(*engines, load_timeout_s=0.3, **plan):
+        fleet = EngineFleet(ledger, [engine.url for engine in engines], Plan(tmp_path, load_timeout_s, **plan))
         fleet.introduce()
+        fleets.append(fleet)
         return fleet
 
-    return start
+    yield start
+    for fleet in fleets:
+        fleet.finish(10)
 
 
 @pytest.fixture
@@ -43,7 +49,7 @@ def weights(tmp_path):
 def clock(monkeypatch):
     """clock[0] is the fleet's time in seconds."""
     now = [1000.0]
-    monkeypatch.setattr(engine_fleet.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(engine_keeper.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -56,7 +62,8 @@ def test_every_engine_is_brought_to_the_version_and_then_routed_to(ledger, fleet
     engines = fleet(one, two)
     assert shown(ledger) == {"engine-0": ("starting", -1), "engine-1": ("starting", -1)}
     for version in (0, 1):
-        assert engines.follow(weights(version))
+        published = weights(version)
+        assert any(engines.follow(published) for _ in range(3))
         assert shown(ledger) == {"engine-0": ("ready", version), "engine-1": ("ready", version)}
     assert one.loads == two.loads == [0, 1] and engines.versions == {1}
     assert [engine.url for engine in ledger.engines()] == [one.url, two.url]
@@ -112,7 +119,7 @@ def test_an_engine_that_fails_is_not_routed_to_and_does_not_hold_up_the_others(
     assert shown(ledger) == {"engine-0": ("failed", -1), "engine-1": ("ready", 0)}
     assert reason in ledger.engines()[0].reason and reason in engines.problems[0]
     bad.faults.clear()
-    engines.members[0].retry_at = 0
+    engines.keepers["engine-0"].retry_at = 0
     assert engines.follow(version_0) and shown(ledger)["engine-0"] == ("ready", 0)
 
 
@@ -121,9 +128,9 @@ def test_attempts_on_a_failing_engine_become_rarer(ledger, fleet, weights, scrip
     bad.faults["/model_info"] = (503, {})
     engines = fleet(bad)
     for _ in range(1000):
-        failures = engines.members[0].failures
+        failures = engines.keepers["engine-0"].failures
         assert not engines.follow(version_0)
-        if engines.members[0].failures > failures:
+        if engines.keepers["engine-0"].failures > failures:
             attempts.append(clock[0] - 1000)
         clock[0] += 0.1
     assert attempts[:5] == pytest.approx([0, 0.5, 1.5, 3.5, 7.5], abs=0.25) and len(attempts) < 16

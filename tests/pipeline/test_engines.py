@@ -86,6 +86,8 @@ def scripted(http_server):
         calls = []
 
         def answer(path, request):
+            if path == "/continue_generation":
+                return 200, {"status": "ok"}
             calls.append((path, request))
             return answers[path]
 
@@ -104,9 +106,8 @@ def folder(tmp_path):
 
 def reply(label, logprob):
     rows = [[None, 0, None], *([logprob, token, None] for token in range(1, 32))]
-    return {
-        "meta_info": {"weight_version": str(label), "finish_reason": {"type": "length"}, "input_token_logprobs": rows}
-    }
+    meta = {"weight_version": str(label), "finish_reason": {"type": "length"}, "input_token_logprobs": rows}
+    return {"output_ids": [7], "meta_info": meta}
 
 
 def test_an_engine_that_says_yes_without_loading_is_caught(scripted, folder):
@@ -138,7 +139,7 @@ def test_an_engine_that_says_yes_without_loading_is_caught(scripted, folder):
         ("REFUSED", (200, {"success": False, "message": "no such folder"})),
         ("REPLY", (200, b"<html>")),
         ("REPLY", (200, [])),
-        ("UNREACHABLE", 5),
+        ("SLOW", 5),
     ],
 )
 def test_a_load_that_fails_is_one_error_with_a_code(scripted, folder, code, answer):
@@ -146,6 +147,16 @@ def test_a_load_that_fails_is_one_error_with_a_code(scripted, folder, code, answ
     with pytest.raises(EngineFailed) as caught:
         engine.load(folder, read_manifest(folder).label("demo"), timeout_s=0.2)
     assert caught.value.code == code and engine.url in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["interrupt", "retract"])
+@pytest.mark.parametrize("fault", ["/update_weights_from_disk", "/pause_generation"])
+def test_requests_go_on_although_a_load_failed_in_the_pause(scripted_engine, folder, policy, fault):
+    server = scripted_engine()
+    server.faults[fault] = (500, {"error": "boom"})
+    with pytest.raises(EngineFailed, match=f"{fault} answered 500"):
+        Engine(server.url).load(folder, "demo", timeout_s=1, policy=policy)
+    assert server.calls[-1] == "continue_generation"
 
 
 def test_weights_whose_cache_was_not_flushed_are_loaded_again(http_server, folder):
@@ -163,10 +174,11 @@ def test_weights_whose_cache_was_not_flushed_are_loaded_again(http_server, folde
     "body",
     [
         {},
-        {"meta_info": {}},
-        {"meta_info": reply("LABEL", -1.0)["meta_info"] | {"input_token_logprobs": None}},
-        {"meta_info": reply("LABEL", -1.0)["meta_info"] | {"input_token_logprobs": [[None, 0, None]]}},
-        {"meta_info": reply("LABEL", None)["meta_info"]},
+        {"output_ids": [7], "meta_info": {}},
+        reply("LABEL", -1.0) | {"output_ids": []},
+        {"output_ids": [7], "meta_info": reply("LABEL", -1.0)["meta_info"] | {"input_token_logprobs": None}},
+        {"output_ids": [7], "meta_info": reply("LABEL", -1.0)["meta_info"] | {"input_token_logprobs": [[None, 0, 1]]}},
+        reply("LABEL", None),
     ],
 )
 def test_a_probe_that_is_not_answered_fully_proves_nothing(scripted, folder, body):
@@ -194,12 +206,12 @@ def test_differences_of_rounding_are_accepted(scripted, folder):
         engine.verify(manifest, "demo", tolerance=1e-4)
 
 
-def test_a_server_that_is_silent_or_gone_is_unreachable_within_the_time_limit(scripted):
+def test_a_server_that_is_silent_is_slow_and_one_that_is_gone_unreachable_within_the_time_limit(scripted):
     engine, _ = scripted({"/model_info": 30, "/update_weights_from_disk": 30})
     begun = time.monotonic()
     with pytest.raises(EngineFailed, match=r"no answer within 0\.2 s") as caught:
         engine.load(Path("weights"), "demo", timeout_s=0.2)
-    assert caught.value.code == "UNREACHABLE"
+    assert caught.value.code == "SLOW"
     with pytest.raises(EngineFailed, match="refused") as caught:
         Engine("http://127.0.0.1:1").label()
     assert caught.value.code == "UNREACHABLE" and time.monotonic() - begun < 5

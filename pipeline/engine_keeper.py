@@ -1,0 +1,143 @@
+"""One engine of a run, kept at the version that it should serve; nothing is routed to one that has not proved it.
+
+    step(weights, state), as often as anybody likes:
+        ready, serves them ───────────▶ every 2 s: does it generate, under their label?
+        ready, serves other ones ─────▶ its turn? ─▶ draining │ loading ─▶ load ─▶ label and probe ─▶ ready
+        anything else ────────────────▶ loading ─▶ …
+        fails ──▶ failed, and why; again after 0.5, 1, 2 … 10 s
+
+Taking turns, an engine serves (and admits at) its old version while another one loads, so that generation never stops.
+One that was started again by its supervisor serves its base weights; its label says so within 2 s, and every reply
+tells the workers.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.coordinator import Coordinator
+from pipeline.engines import Engine, EngineFailed
+from pipeline.ledger_types import Weights
+from pipeline.weights import BadWeights, Label, verify_files
+
+CHECK_S = 2.0
+LATE = 3  # checks in a row without an answer in time: slow is not dead, a prompt may be long
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+READY, DRAINING, LOADING, FAILED = "ready", "draining", "loading", "failed"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Plan:
+    """What all engines of a run have in common. load_timeout_s: with what `policy` has a load wait for."""
+
+    folder: Path
+    load_timeout_s: float
+    tolerance: float | None = None
+    policy: str = "drain"
+    at_once: bool = False
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _verifying: threading.Lock = field(default_factory=threading.Lock)
+    _verified: Label | None = None
+
+    def turn(self, until: contextlib.ExitStack) -> bool:
+        """Whether an engine may stop serving now; then no other one may before `until` is closed."""
+        if self.at_once:
+            return True
+        taken = self._turn.acquire(blocking=False)
+        if taken:
+            until.callback(self._turn.release)
+        return taken
+
+    def verify(self, weights: Weights, label: Label) -> Path:
+        """The folder of `weights`. Its files are compared with their manifest: once, hashing takes a second a GB."""
+        folder = self.folder / weights.path
+        with self._verifying:
+            if label != self._verified:
+                verify_files(folder)
+                self._verified = label
+        return folder
+
+
+class Keeper:
+    """serves: the label that the engine has proved; times are of the monotonic clock."""
+
+    def __init__(self, name: str, url: str, coordinator: Coordinator, plan: Plan):
+        self.name, self.engine = name, Engine(url)
+        self._coordinator, self._plan = coordinator, plan
+        self.serves: Label | None = None
+        self.loading: int | None = None
+        self.problem = ""
+        self.failures, self.retry_at = 0, 0.0
+        self._checked, self._late, self._token = 0.0, 0, 0
+
+    def step(self, weights: Weights, state: str | None) -> None:
+        """state: the engine's in the ledger."""
+        if time.monotonic() < self.retry_at:
+            return
+        label = weights.label(self._coordinator.run)
+        serving = self.serves is not None and state == READY
+        with contextlib.ExitStack() as turn:
+            try:
+                if serving and (self.serves == label or not self._plan.turn(turn)):
+                    if self._answers():
+                        return
+                    serving = False
+                self._bring(weights, label, serving, state)
+            except (EngineFailed, BadWeights) as error:
+                self._fail(error)
+            finally:
+                self.loading = None
+
+    def introduce(self) -> None:
+        self._mark("starting", "not verified yet")
+
+    def _answers(self) -> bool:
+        """False: it answers, but says that it serves other weights. Raises EngineFailed for one that is dead."""
+        if time.monotonic() - self._checked < CHECK_S:
+            return True
+        try:
+            said = self.engine.generates(self._token)
+        except EngineFailed as error:
+            self._late += 1
+            if error.code != "SLOW" or self._late == LATE:
+                raise
+        else:
+            self._late = 0
+            if said != str(self.serves):
+                return False
+        self._checked = time.monotonic()
+        return True
+
+    def _bring(self, weights: Weights, label: Label, serving: bool, state: str | None) -> None:
+        begun, plan, run = time.monotonic(), self._plan, self._coordinator.run
+        folder = plan.verify(weights, label)  # before the engine stops serving
+        self.loading = weights.version
+        if state != FAILED:  # why it failed is to be read until it no longer does
+            draining = serving and plan.policy == "drain"
+            self._mark(DRAINING if draining else LOADING, f"version {weights.version}")
+        # Engine.bring's promise: from here on `serves` is what was proved, or nothing
+        manifest = self.engine.bring(folder, run, plan.load_timeout_s, plan.tolerance, plan.policy)
+        if manifest.label(run) != label:
+            raise BadWeights(
+                f"{folder} holds {manifest.label(run)}, but {label} was published: the folder was replaced"
+            )
+        self._coordinator.register_engine(self.name, weights.version, self.engine.url)
+        self._checked = time.monotonic()
+        log.info("%s serves version %d (%.2f s)", self.name, weights.version, self._checked - begun)
+        self.serves, self._token = label, manifest.probe_tokens[0]
+        self.failures, self.retry_at, self.problem, self._late = 0, 0.0, "", 0
+
+    def _fail(self, error: Exception) -> None:
+        pause = min(FIRST_PAUSE_S * 2**self.failures, LONGEST_PAUSE_S)
+        self.serves, self.failures, self.problem, self._late = None, self.failures + 1, str(error), 0
+        self.retry_at = time.monotonic() + pause
+        log.warning("%s failed, next attempt in %g s: %s", self.name, pause, error)
+        self._mark(FAILED, str(error))
+
+    def _mark(self, state: str, reason: str) -> None:
+        self._coordinator.mark_engine(self.name, state, reason, self.engine.url)
