@@ -4,6 +4,7 @@ HEADRACE_SGLANG_PYTHON (default .venv-sglang/bin/python) -m sglang.launch_server
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -89,6 +90,28 @@ def stop_server(server: Server) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.process.pid, signal.SIGKILL)
         server.process.wait()
+
+
+def slow_down(url: str, seconds: float | None) -> None:
+    """Seconds a forward pass, so that a test of what happens in mid-reply does not depend on the machine."""
+    _post(f"{url}/slow_down", {"forward_sleep_time": seconds})
+
+
+def abort_all(url: str) -> None:
+    """Every request ends now, with what it has."""
+    _post(f"{url}/abort_request", {"rid": "", "abort_all": True})
+
+
+def running(url: str) -> int:
+    """Requests that the server generates for at this moment."""
+    with urllib.request.urlopen(f"{url}/v1/loads", timeout=10) as reply:
+        return sum(load["num_running_reqs"] for load in json.load(reply)["loads"])
+
+
+def _post(url: str, body: dict) -> None:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        reply.read()
 
 
 def _environment() -> dict[str, str]:

@@ -3,10 +3,12 @@
 play under version 0 ─▶ trajectories ─▶ the trainer's packed forward on weights/0           |Δ log p| ≤ 1e-4 nats
       update, publish, load
 play under version 1 ─▶ trajectories ─▶ … on weights/1  ≤ 1e-4, on weights/0  far from it
+      interrupted twice ─▶ one trajectory of versions 0, 1 and 2 ─▶ each segment on its own weights  ≤ 1e-4
 """
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +23,7 @@ from pipeline.data import training_problems
 from pipeline.engines import Engine
 from pipeline.ledger_types import Reservation
 from pipeline.weights import Label
+from tests.fixtures_sglang import abort_all, running, slow_down
 from trainer import model as policy
 from trainer.packing import pack
 from trainer.publish import probe_tokens, write_weights
@@ -28,8 +31,12 @@ from trainer.ranks import joined
 from trainer.update import Updater, make_optimizer
 from workers import engine as engines
 from workers.chat import Chat
+from workers.clock import Clock
+from workers.continuation import Continued
 from workers.environments import open_environment
-from workers.episode import play
+from workers.episode import Episode, play
+from workers.ledger import Ledger
+from workers.routing import Routes
 from workers.worker import Worker
 
 pytestmark = pytest.mark.sglang
@@ -61,10 +68,10 @@ def admin(sglang):
 
 @pytest.fixture(scope="module")
 def journey(sglang, admin, redis_url, tmp_path_factory):
-    """Two batches of a run, `played[v]` under version v, and the weights of both versions."""
+    """Two batches of a run, `played[v]` under version v, and the weights of versions 0, 1 and 2."""
     config = settings(tmp_path_factory.mktemp("agreement"), sglang.model_path)
     run, problems = config.run.name, training_problems(config)
-    folders = [config.folder / "weights" / str(version) for version in (0, 1)]
+    folders = [config.folder / "weights" / str(version) for version in (0, 1, 2)]
     probe = probe_tokens(sglang.model_path, problems[0]["question"])
     played = []
     with redis.Redis.from_url(redis_url) as client, joined(config.trainer) as ranks:
@@ -76,6 +83,8 @@ def journey(sglang, admin, redis_url, tmp_path_factory):
         for version, folder in enumerate(folders):
             manifest = write_weights(model, folder, version, sglang.model_path, "float32", probe)
             c.publish("trainer", version, str(folder), manifest.digest)
+            if version == 2:
+                break
             admin.bring(folder, run, timeout_s=60, tolerance=TOLERANCE)
             c.register_engine("e0", version, sglang.url)
             asyncio.run(work(config, Coordinator(client, run)))
@@ -125,7 +134,7 @@ def test_the_log_probs_of_a_batch_are_those_of_the_trainer_on_the_same_weights(j
 
 
 def test_after_a_publication_engine_and_trainer_have_both_left_the_old_weights(journey):
-    old, new = journey.folders
+    old, new, _ = journey.folders
     assert np.median(differences(old, journey.played[1])) > 100 * TOLERANCE
     assert np.median(differences(new, journey.played[0])) > 100 * TOLERANCE
 
@@ -154,7 +163,7 @@ def test_what_is_trained_on_is_exactly_what_the_engine_sampled(journey):
 
 
 def test_each_segment_of_a_trajectory_across_a_publication_is_that_of_its_own_weights(journey, admin):
-    config, (old, new) = journey.config, journey.folders
+    config, (old, new, _) = journey.config, journey.folders
     chat, run = Chat(config.model_path), config.run.name
     problem = training_problems(config)[0]
 
@@ -186,3 +195,51 @@ def test_each_segment_of_a_trajectory_across_a_publication_is_that_of_its_own_we
             np.abs(by_version[v] - t.rollout_logprobs)[start : start + length] for v in (version, 1 - version)
         )
         assert own.max() <= TOLERANCE < other.max()
+
+
+def test_an_episode_that_is_interrupted_twice_has_segments_of_three_versions_each_of_its_own_weights(
+    journey, admin, redis_url
+):
+    config, run, chat = journey.config, journey.config.run.name, Chat(journey.config.model_path)
+    problem = training_problems(config)[0]
+    reservation = Reservation("e", problem["id"], json.dumps(problem).encode(), 0, 1, 0, 0.5, 1)
+    endless = {"stop_token_ids": [], "ignore_eos": True}  # every reply has max_tokens
+    counts = Counter()
+
+    def bring(c: Coordinator, version: int) -> None:
+        c.mark_engine("e0", "loading", "", admin.url)
+        abort_all(admin.url)
+        admin.bring(journey.folders[version], run, 60)
+        c.register_engine("e0", version, admin.url)
+
+    async def main(c: Coordinator):
+        async with open_environment(config.environment) as make, engines.connections() as http:
+            routes = Routes(config, Ledger(c), http, engines.sampling(config.rollout, chat.end_token) | endless)
+            await asyncio.to_thread(bring, c, 0)
+            await routes.refresh()
+            slow_down(admin.url, 0.2)
+            clock = Clock(60)
+            with Continued("e", "e0", routes, chat, [], clock, counts) as generator:
+                episode = asyncio.create_task(Episode(reservation, make(), generator, chat, config, clock).play())
+                for version in (1, 2):
+                    while not await asyncio.to_thread(running, admin.url):
+                        await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.5)  # a few of 24 tokens
+                    await asyncio.to_thread(bring, c, version)
+                    await routes.refresh()
+                slow_down(admin.url, None)
+                return await episode
+
+    try:
+        with redis.Redis.from_url(redis_url) as client:
+            t = asyncio.run(main(Coordinator(client, run)))
+    finally:
+        slow_down(admin.url, None)
+    assert counts["continued"] == 2 and counts["migrated"] == 0
+    versions = [s.version for s in t.segments]
+    assert versions == sorted(versions) and set(versions) == {0, 1, 2} and len(versions) > 3
+    assert (t.version, t.metrics["turns"], t.action_tokens) == (0, 3, 3 * 24)
+    by_version = [trainer_logprobs(folder, [t, t, t])[2] for folder in journey.folders]
+    for start, length, _, version in t.segments:
+        off = [np.abs(own - t.rollout_logprobs)[start : start + length].max() for own in by_version]
+        assert off[version] <= TOLERANCE < min(off[:version] + off[version + 1 :])

@@ -49,6 +49,7 @@ class Chat:
             self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"model {folder}: expected a folder with tokenizer.json, found: {error}") from None
+        self._backend = self.tokenizer.backend_tokenizer  # without what transformers does around it: half the time
         if not self.tokenizer.chat_template:
             raise ConfigError(f"model {folder}: its tokenizer has no chat template; add chat_template.jinja")
         after = self.encode(self._after_reply([{"role": "user", "content": "x"}]))
@@ -78,11 +79,11 @@ class Chat:
     def text(self, reply: list[int]) -> str:
         """A reply's words: its ids without the end token."""
         words = reply[:-1] if reply and reply[-1] == self.end_token else reply
-        return self.tokenizer.decode(words, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._backend.decode(words, skip_special_tokens=False)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, special tokens in it included, nothing added."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def _render(self, messages: Messages, **options: Any) -> str:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)

@@ -192,7 +192,7 @@ class Engine:
             Segment(s["start"], s["end"] - s["start"], self.name, await self._version(s["version"], at_least))
             for s in spans
         ]
-        by_string = finish["type"] == "stop" and isinstance(finish.get("matched"), str)
+        by_string = finish["type"] == "stop" and finish.get("matched") in self._sampling.get("stop", ())
         reply = Reply(tokens, logprobs, "stop_string" if by_string else finish["type"], segments)
         if aborted:
             raise EngineAborted(f"engine {self.name} aborted the request: {finish.get('message')}", reply)

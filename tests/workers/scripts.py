@@ -8,7 +8,8 @@ from workers.engine import Reply
 
 
 class Scripted:
-    """Says the given replies, one a turn; a reply ending in … is cut there: no end token, finish_reason "length"."""
+    """Says the given replies, one a turn; one ending in … or | is cut there, without an end token: by its length, or by
+    a stop string."""
 
     def __init__(self, chat, *replies: str, version: int = 0):
         self.chat, self.replies, self.version = chat, list(replies), version
@@ -17,11 +18,11 @@ class Scripted:
     async def generate(self, tokens, max_tokens, at_least=0):
         self.prompts.append(list(tokens))
         text = self.replies.pop(0)
-        cut = text.endswith("…")
-        ids = self.chat.encode(text.removesuffix("…")) + ([] if cut else [self.chat.end_token])
+        finish = {"…": "length", "|": "stop_string"}.get(text[-1:], "stop")
+        ids = self.chat.encode(text.rstrip("…|")) + ([self.chat.end_token] if finish == "stop" else [])
         ids = ids[:max_tokens]
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
-        return Reply(ids, logprobs, "length" if cut else "stop", [Segment(0, len(ids), "scripted", self.version)])
+        return Reply(ids, logprobs, finish, [Segment(0, len(ids), "scripted", self.version)])
 
 
 def reservation(payload: bytes, version: int = 0) -> Reservation:

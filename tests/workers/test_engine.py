@@ -1,11 +1,11 @@
 import asyncio
-import json
 import urllib.request
 
 import numpy as np
 import pytest
 
 from pipeline.config import Rollout
+from tests.fixtures_sglang import slow_down
 from tests.workers.fake_sglang import FakeSGLang, answer
 from workers.engine import (
     Engine,
@@ -16,6 +16,7 @@ from workers.engine import (
     EngineSlow,
     WrongWeights,
     connections,
+    new_rid,
     sampling,
 )
 
@@ -64,6 +65,40 @@ def test_the_end_token_is_part_of_the_reply_and_ends_it(sglang, serve_label):
 
 
 @pytest.mark.sglang
+def test_a_stop_string_ends_the_reply_and_its_tokens_stay_as_sampled(sglang, serve_label, chat):
+    serve_label(GOOD)
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    reply = asyncio.run(ask(sglang.url, max_tokens=400, stop_token_ids=[], ignore_eos=True, stop=letters))
+    assert reply.finish_reason == "stop_string" and len(reply.tokens) == len(reply.logprobs)
+    assert any(letter in chat.text(reply.tokens) for letter in letters)
+    assert not any(letter in chat.text(reply.tokens[:-1]) for letter in letters)
+
+
+@pytest.mark.sglang
+def test_a_request_that_is_aborted_by_its_id_gives_back_what_it_has(sglang, serve_label):
+    serve_label(GOOD)
+
+    async def main():
+        async with connections() as http:
+            parameters = sampling(Rollout(), STOP) | {"stop_token_ids": [], "ignore_eos": True}
+            engine, rid = Engine("e0", sglang.url, http, parameters, published, 60), new_rid()
+            task = asyncio.create_task(engine.generate([10, 11], 900, 0, rid))
+            await asyncio.sleep(0.5)
+            await engine.abort(rid)
+            with pytest.raises(EngineAborted) as aborted:
+                await task
+            return aborted.value.partial
+
+    try:
+        slow_down(sglang.url, 0.05)  # 900 tokens would take 45 s
+        partial = asyncio.run(main())
+    finally:
+        slow_down(sglang.url, None)
+    assert 0 < len(partial.tokens) == len(partial.logprobs) < 900
+    assert partial.segments == [(0, len(partial.tokens), "e0", 3)]
+
+
+@pytest.mark.sglang
 def test_a_request_that_is_cancelled_stops_at_the_server(sglang, serve_label):
     serve_label(GOOD)
 
@@ -94,10 +129,6 @@ def test_a_server_that_was_just_started_serves_no_published_weights(sglang):
         asyncio.run(ask(sglang.url))
 
 
-def slow_down(url, seconds):
-    post(f"{url}/slow_down", {"forward_sleep_time": seconds})
-
-
 def wait_until_idle(url):
     """The cache can be flushed only while nothing runs."""
     for _ in range(20):
@@ -107,12 +138,6 @@ def wait_until_idle(url):
         except urllib.error.HTTPError:
             continue
     return False
-
-
-def post(url, body):
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        return reply.read()
 
 
 # -- faults

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.trajectory import Trajectory
 from tests.workers.scripts import Scripted, reservation
+from workers.clock import Clock
 from workers.environments import Environment, Turn
 from workers.episode import EpisodeFailed, play
 
@@ -59,13 +60,54 @@ def test_a_cut_reply_gets_its_end_token_without_becoming_an_action(settings, cha
     assert run(game(), Scripted(chat, "7…"), chat, settings()).finish_reason == "length"
 
 
-def test_turns_and_context_end_an_episode_with_the_last_reward_or_none(settings, chat, game):
+def question(chat):
+    return chat.prompt([{"role": "user", "content": "1 to 9?"}])
+
+
+def test_used_up_turns_end_an_episode_with_the_last_reward_or_none(settings, chat, game):
     t = run(game(), Scripted(chat, "5", "6"), chat, settings(environment={"max_turns": 2}))
     assert (t.finish_reason, t.reward, t.metrics["turns"]) == ("turns", 0.0, 2)
-    room = len(chat.prompt([{"role": "user", "content": "1 to 9?"}])) + 4
+    assert t.loss_mask[-2:].tolist() == [1, 1]
+
+
+def test_an_observation_without_room_in_the_context_ends_an_episode_before_it(settings, chat, game):
+    room = len(question(chat)) + 4
     t = run(game(), Scripted(chat, "5", "6"), chat, settings(rollout={"context_length": room}))
     assert (t.finish_reason, t.reward, len(t.tokens)) == ("tool_context", 0.0, room - 2)
-    assert t.loss_mask[-2:].tolist() == [1, 1]
+    assert t.loss_mask[-3:].tolist() == [0, 1, 1]
+
+
+def test_a_reply_that_fills_the_context_ends_an_episode_even_if_it_could_go_on(settings, chat, game):
+    for reply in ("5", "7"):  # a wrong guess, which the environment would answer, and the right one
+        length = len(chat.encode(reply))
+        room = len(question(chat)) + length
+        t = run(game(), Scripted(chat, f"{reply}…"), chat, settings(rollout={"context_length": room, "max_tokens": 8}))
+        assert (t.finish_reason, t.reward, len(t.tokens)) == ("context", float(reply == "7"), room)
+        assert t.loss_mask.tolist() == [0] * (room - length) + [1] * length
+
+
+def test_an_empty_reply_is_scored_and_ends_an_episode(settings, chat, game):
+    class Patient(Environment):
+        async def reset(self, prompt, seed):
+            return Turn([{"role": "user", "content": "1 to 9?"}])
+
+        async def step(self, reply):
+            assert reply == ""
+            return Turn([{"role": "user", "content": "well?"}], reward=0.25)
+
+    t = run(Patient(), Scripted(chat, "", "7"), chat, settings())
+    assert (t.finish_reason, t.reward, t.tokens.tolist()) == ("empty", 0.25, [*question(chat), chat.end_token])
+    assert t.loss_mask.tolist()[-2:] == [0, 1]
+    t = run(game(), Scripted(chat, ""), chat, settings())
+    assert (t.finish_reason, t.reward, t.outcome) == ("empty", -1.0, 0.0)
+
+
+def test_a_stop_string_ends_a_reply_whose_end_token_is_appended_as_no_action(settings, chat, game):
+    t = run(game(), Scripted(chat, "5|", "7"), chat, settings())
+    cut = len(question(chat)) + len(chat.encode("5"))
+    assert t.tokens[cut] == chat.end_token and t.loss_mask[cut - 1 : cut + 1].tolist() == [1, 0]
+    assert (t.finish_reason, t.reward) == ("stop", 1.0)
+    assert run(game(), Scripted(chat, "7|"), chat, settings()).finish_reason == "stop_string"
 
 
 def test_a_reward_outside_of_the_outcomes_range_comes_with_its_own_outcome(settings, chat, game):
@@ -108,7 +150,7 @@ class Scene(Environment):
     [
         ("raises", "", "ENVIRONMENT", r"Scene.reset raised KeyError: 'board'\n.*in reset"),
         ("slow reset", "", "SETUP_TIMEOUT", "reset took over environment.setup_timeout_s = 0.05"),
-        ("", "slow", "EPISODE_TIMEOUT", "not done within environment.episode_timeout_s = 0.3"),
+        ("", "slow", "STEP_TIMEOUT", "step took over environment.step_timeout_s = 0.1"),
         ("", "none", "ENVIRONMENT", "expected a Turn, found None"),
         ("", "no reward", "ENVIRONMENT", "done without a reward"),
         ("", "nan", "ENVIRONMENT", "expected a finite reward, found nan"),
@@ -118,11 +160,32 @@ class Scene(Environment):
 def test_an_environment_that_fails_is_a_failure_with_its_reason_and_is_closed(
     settings, chat, how, reply, code, message
 ):
-    config = settings(environment={"setup_timeout_s": 0.05, "episode_timeout_s": 0.3})
+    config = settings(environment={"setup_timeout_s": 0.05, "step_timeout_s": 0.1})
     closed = Scene.closed
     with pytest.raises(EpisodeFailed, match="(?s)" + message) as failure:
         run(Scene(), Scripted(chat, reply), chat, config, json.dumps({"how": how}).encode())
     assert failure.value.code == code and Scene.closed == closed + 1
+
+
+def test_an_episode_has_a_time_limit_of_its_own(settings, chat):
+    config = settings(environment={"episode_timeout_s": 0.3})
+    with pytest.raises(EpisodeFailed, match=r"not done within environment\.episode_timeout_s = 0\.3") as failure:
+        run(Scene(), Scripted(chat, "slow"), chat, config, json.dumps({"how": ""}).encode())
+    assert failure.value.code == "EPISODE_TIMEOUT"
+
+
+def test_time_that_stands_still_is_not_counted():
+    async def main():
+        async with Clock(0.3) as clock:
+            with clock.standing_still():
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(0.05)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            raise asyncio.CancelledError
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
 
 
 def test_arrays_are_of_the_wire_types(settings, chat, game):

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.data import training_problems
 from pipeline.trajectory import Trajectory
+from tests.fixtures_sglang import running, slow_down
 from tests.workers.conftest import DIGEST, until, working
 from tests.workers.fake_sglang import FakeSGLang, answer
 
@@ -118,6 +119,30 @@ def test_an_entry_that_the_ledger_takes_back_stops_all_its_members_at_once(entry
         await until(lambda: name not in worker.entries)
 
     entry(script, then)
+
+
+@pytest.mark.sglang
+def test_a_real_server_stops_generating_for_the_members_of_an_entry_that_is_taken_back(
+    settings, ledger, chat, sglang, serve_label, run
+):
+    serve_label(f"{run}:0:{DIGEST[:16]}")
+    long = {"concurrency": 3, "grace_s": 0, "max_tokens": 900, "context_length": 1000}
+    config = settings(rollout=long, buffers=GROUPS | {"group_size": 3})
+    c = ledger(config, training_problems(config), sglang.url)
+
+    async def main():
+        async with working(config, c, chat) as worker:
+            await until(lambda: running(sglang.url) > 0)
+            (name,) = worker.entries
+            c.pause()
+            assert c.release(name, "retry")
+            await until(lambda: running(sglang.url) == 0 and not worker.entries, 20)
+
+    try:
+        slow_down(sglang.url, 0.2)  # 900 tokens would take three minutes
+        asyncio.run(main())
+    finally:
+        slow_down(sglang.url, None)
 
 
 TRUNCATE = {"proactive": "truncate", "proactive_patience_s": 0.3, "proactive_threshold": 4}
