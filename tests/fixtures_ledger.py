@@ -17,6 +17,7 @@ class Driver:
 
     def __init__(self, client, run, prompts=20, **settings):
         self.client, self.run, self.ms = client, run, 1_000_000
+        self.types: dict[bytes, bytes] = {}  # of the run's keys
         self.c = self.new_client(**settings)
         self.c.add_prompts({"id": f"p{i}", "payload": b"question %d" % i} for i in range(prompts))
         self.c.register_engine(ENGINE, 0)
@@ -87,12 +88,14 @@ class Driver:
         """All that Redis holds of the run, to show that a refusal wrote nothing."""
         names = sorted(self.client.scan_iter(f"hr:{{{self.run}}}*", count=1000))
         with self.client.pipeline(transaction=False) as pipe:
-            for name in names:
+            unknown = [name for name in names if name not in self.types]
+            for name in unknown:
                 pipe.type(name)
-            for name, kind in zip(names, pipe.execute(), strict=True):
-                if kind == b"hash":
+            self.types |= dict(zip(unknown, pipe.execute(), strict=True))
+            for name in names:
+                if self.types[name] == b"hash":
                     pipe.hgetall(name)
-                elif kind == b"zset":
+                elif self.types[name] == b"zset":
                     pipe.zrange(name, 0, -1, withscores=True)
                 else:
                     pipe.xrange(name)
