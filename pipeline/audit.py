@@ -47,8 +47,8 @@ def judge(
     findings.checked["events"] = len(lines)
     history, losses = whole_history(lines)
     findings.notes += losses
-    buffers = config.buffers
-    replay = Replay(findings, round(1000 * buffers.max_age_s), round(1000 * buffers.lease_s))
+    max_age_s, lease_s = config.buffers.max_age_s, config.buffers.lease_s
+    replay = Replay(findings=findings, max_age_ms=round(1000 * max_age_s), lease_ms=round(1000 * lease_s))
     for event in history:
         replay.apply(event)
     if found:

@@ -172,7 +172,7 @@ class Audited(LedgerMachine):
     def teardown(self):
         super().teardown()
         found, findings = look(self.d.c, None), Findings()
-        replay = Replay(findings, max_age_ms=10**9, lease_ms=0)
+        replay = Replay(findings=findings, max_age_ms=10**9, lease_ms=0)
         for line in found.lines:
             replay.apply(line)
         compare(found, replay, findings)
