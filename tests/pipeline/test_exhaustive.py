@@ -54,7 +54,7 @@ class Search:
         self.fresh: list[list[str]] = []  # state -> workers with the newest weights
         for engine in WORKERS.values():
             self.d.c.register_engine(engine, 0)
-            self.model.engines[engine] = ("ready", 0)
+            self.model.load(engine, 0)
 
     def run(self):
         """Breadth first."""
@@ -83,7 +83,7 @@ class Search:
             self.numbers[shape] = len(self.found)
             self.found.append({})
             self.shapes.append(shape)
-            self.fresh.append([w for w in WORKERS if self.model.engines[WORKERS[w]][1] == self.model.version])
+            self.fresh.append([w for w in WORKERS if self.model.engines[WORKERS[w]][0] == self.model.version])
             queue.append(self.save())
         return self.numbers[shape]
 
@@ -95,7 +95,7 @@ class Search:
         workers = []
         for worker, engine in WORKERS.items():
             running = tuple(sorted(e.version - m.version for e in m.running() if e.worker == worker))
-            workers.append((max(m.engines[engine][1] - m.version, -m.rules.max_staleness - 1), running))
+            workers.append((max(m.engines[engine][0] - m.version, -m.rules.max_staleness - 1), running))
         numbers = (m.head - m.version, m.head - m.oldest, m.head - m.checkpointed)
         return numbers, tuple((e.version - m.version, e.buffer - m.version) for e in placed), tuple(sorted(workers))
 
@@ -131,7 +131,7 @@ class Search:
         m = self.model
         for worker in WORKERS:
             yield "reserve", worker
-            if m.engines[WORKERS[worker]][1] < m.version:
+            if m.engines[WORKERS[worker]][0] < m.version:
                 yield "load", worker
             if any(e.worker == worker for e in m.running()):
                 yield "expire", worker
@@ -162,7 +162,7 @@ class Search:
         elif kind == "load":
             version, engine = m.version, WORKERS[args[0]]
             answer = expected = c.register_engine(engine, version)
-            m.engines[engine] = ("ready", version)
+            m.load(engine, version)
         elif kind == "expire":
             self.d.ms += 15_001
             for worker in WORKERS.keys() - args:

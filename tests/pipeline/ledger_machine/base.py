@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
         self.model.joined = int(self.d.c.fields()["joined"])
         for name in ("e0", "e1", "e2"):
             self.d.c.register_engine(name, 0)
-            self.model.engines[name] = ("ready", 0)
+            self.model.load(name, 0)
 
     def new_client(self):
         c = self.d.new_client()

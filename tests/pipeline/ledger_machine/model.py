@@ -23,10 +23,10 @@ class Model(Places):
         if known:
             gone = known.state in ("RELEASED", "SURPLUS", "FILTERED") or known.worker != worker
             return Refused("GONE") if gone else self._answer(known)
-        state, version = self.engines.get(engine, ("unknown", 0))
+        version, event = self.engines.get(engine, (math.inf, 0))
         deadline = version + self.rules.max_staleness
         refusals = {
-            "ENGINE": state != "ready" or version > self.version,
+            "ENGINE": version > self.version,
             "STALE": deadline < self.head,
             "PAUSED": self.paused or self.stopped or worker in self.drained,
             "MEMORY": self.memory_full(self.rules.group_launch),
@@ -41,7 +41,6 @@ class Model(Places):
         assert drawn in self.may_be_drawn(), f"drawn {drawn}, expected one of {self.may_be_drawn()}"
         prompt = self.prompts[drawn]
         prompt.state, prompt.first = "in flight", False
-        event = self.event - math.ceil((self.version - version) / self.rules.publish_every)
         self.reservations += 1
         self.entries[name] = Entry(
             name=name,
@@ -242,7 +241,7 @@ class Model(Places):
             self.version, self.event = version, self.event + 1
         elif version < self.version or version in self.published:
             return Replayed()
-        self.published.add(version)
+        self.published[version] = self.event
         self.settle()
         return Published(self.event)
 
@@ -264,6 +263,12 @@ class Model(Places):
         return self.oldest
 
     # -- the coordinator process --------------------------------------------------------------------------------------
+
+    def load(self, engine: str, version: int) -> None:
+        """What the ledger did not see published is counted from what it did."""
+        apart = math.ceil(abs(self.version - version) / self.rules.publish_every)
+        counted = self.event - apart if version < self.version else self.event + apart
+        self.engines[engine] = version, self.published.get(version, counted)
 
     def pause(self) -> None:
         self.paused = True

@@ -53,10 +53,10 @@ class Places:
         self.version = self.head = self.event = self.oldest = self.checkpointed = self.joined = 0
         self.entries: dict[str, Entry] = {}
         self.prompts = {name: Prompt() for name in prompts}
-        self.engines: dict[str, tuple[str, int]] = {}
+        self.engines: dict[str, tuple[int, int]] = {}  # those that are ready -> version, its event
         self.leases: dict[str, int] = {}  # worker -> its end in ms
         self.drained: set[str] = set()
-        self.published: set[int] = set()
+        self.published: dict[int, int] = {}  # version -> event
         self.trainer, self.trainers = "", set()
         self.paused = self.stopped = self.restarted = False
         self.failures = self.filtered = self.reap_after = 0

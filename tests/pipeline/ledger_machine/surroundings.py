@@ -14,9 +14,9 @@ class Surroundings(Machine):
 
     @rule(i=either, e=engine, older=st.sampled_from([0, 0, 0, 1, -1]))
     def load(self, i, e, older):
-        name, version = f"e{e}", max(self.model.version - older, 0)
-        effect = self.model.engines.__setitem__
-        self.command(i, lambda c: c.register_engine(name, version), lambda: effect(name, ("ready", version)))
+        """The newest weights, the ones before them, or ones that the ledger has lost."""
+        name, version = f"e{e}", max(self.model.version - older * self.model.rules.publish_every, 0)
+        self.command(i, lambda c: c.register_engine(name, version), lambda: self.model.load(name, version))
 
     @rule(i=either, e=engine, removed=st.booleans())
     def engine_fails(self, i, e, removed):

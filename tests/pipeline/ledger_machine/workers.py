@@ -90,7 +90,7 @@ class Workers(Machine):
         elif entry is None or entry.worker != owner:
             expected = "GONE"
         else:
-            answer = self.model.occupy(name, [float(o) for o in outcomes])
+            answer = self.model.occupy(name, [float(o) for o in outcomes[: self.model.rules.group_size]])
             expected = getattr(answer, "reason", type(answer).__name__.upper())
         assert reply[0].decode() == expected
 
