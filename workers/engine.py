@@ -6,17 +6,18 @@
 
 Every reply carries the label `run:version:digest` of the weights behind it. A label that was never published, or of a
 version below the trajectory's own, means that the engine serves the wrong weights: the reply is refused (WrongWeights).
-aiohttp, not httpx: 0.3 ms of CPU a request at 32 in flight against 2 to 5 ms.
+A worker has hundreds of requests in flight, so what a request costs counts: aiohttp 0.3 ms of CPU (httpx 2 to 5 ms),
+orjson 0.03 ms for a reply of 200 log-probs (json 0.1 ms).
 """
 
 import asyncio
-import json
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
+import orjson
 
 from pipeline import config
 from pipeline.errors import HeadraceError
@@ -143,13 +144,13 @@ class Engine:
         """Stop a request at the server. A server that cannot be reached has nothing to stop."""
         timeout = aiohttp.ClientTimeout(total=ABORT_S)
         try:
-            async with self._http.post(f"{self.url}/abort_request", data=json.dumps({"rid": rid}), timeout=timeout):
+            async with self._http.post(f"{self.url}/abort_request", data=orjson.dumps({"rid": rid}), timeout=timeout):
                 pass
         except (aiohttp.ClientError, TimeoutError):
             pass
 
     async def _post(self, request: dict[str, Any]) -> dict[str, Any]:
-        body, url = json.dumps(request).encode(), f"{self.url}/generate"
+        body, url = orjson.dumps(request), f"{self.url}/generate"
         try:
             async with self._http.post(url, data=body, timeout=self._timeout) as response:
                 text = await response.read()
@@ -169,7 +170,7 @@ class Engine:
         if status != 200:
             raise EngineGone(f"engine {self.name} answered HTTP {status}: {text[:500].decode(errors='replace')}")
         try:
-            return json.loads(text)
+            return orjson.loads(text)
         except ValueError:
             raise EngineError(f"engine {self.name}: expected JSON, found {text[:200]!r}") from None
 
