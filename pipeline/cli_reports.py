@@ -1,7 +1,8 @@
 """The commands on a run that is there: what it does, and what a person tells it.
 
     headrace status | buffers | events | prompts list | workers list | plot | audit     read it
-    headrace workers scale | workers drain | down                                       tell it
+    headrace engines list
+    headrace workers scale | workers drain | engines add | engines remove | down       tell it
 
 reports.py, plot.py and audit.py do the work; cli.py adds the COMMANDS to `headrace`.
 """
@@ -125,6 +126,49 @@ def drain(worker, run, redis_url, as_json):
         _tell(reports.drain(ledger, worker), as_json)
 
 
+@click.group()
+def engines():
+    """The SGLang servers of a run."""
+
+
+@engines.command("list")
+@run_argument
+@redis_option
+@json_option
+def engines_list(run, redis_url, as_json):
+    """Every engine: what it serves, and why nothing is routed to it if it is not ready."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url) as ledger:
+        show(reports.engines(ledger), as_json)
+
+
+@engines.command("add")
+@click.argument("url")
+@run_argument
+@redis_option
+@json_option
+def engines_add(url, run, redis_url, as_json):
+    """Let the SGLang server at URL join: it is given the newest weights, and work once it has proved them."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url, tell=True) as ledger:
+        _tell(reports.add_engine(ledger, url), as_json)
+
+
+@engines.command("remove")
+@click.argument("engine")
+@run_argument
+@redis_option
+@json_option
+def engines_remove(engine, run, redis_url, as_json):
+    """Let ENGINE (a name of `engines list`) leave: nothing new goes to it, what it generates is still used."""
+    from pipeline import reports
+
+    with reports.ledger_of(run, redis_url, tell=True) as ledger:
+        _tell(reports.remove_engine(ledger, engine), as_json)
+
+
 @click.command()
 @run_argument
 @json_option
@@ -159,4 +203,4 @@ def _tell(result: dict, as_json: bool) -> None:
     click.echo(json.dumps(result) if as_json else result["message"])
 
 
-COMMANDS = (down, status, buffers, events, prompts, workers, plot, audit)
+COMMANDS = (down, status, buffers, events, prompts, workers, engines, plot, audit)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
-from pipeline import keys, programs
+from pipeline import engine_list, keys, programs
 from pipeline.config import Config
 from pipeline.engine_processes import EngineProcess
 from pipeline.errors import UnknownRun
@@ -58,6 +58,7 @@ class Crew:
 
     def start(self) -> None:
         want_workers(self.client, self.config.run.name, scaled([], self.config.rollout.workers))  # Redis may be away
+        engine_list.forget(self.client, self.config.run.name)
         urls = self.config.engines.urls or [engine.url for engine in self.engines]
         self.supervisor.start(programs.coordinator(self.config, self.redis_url, urls))
         self.supervisor.start(programs.trainer(self.config, self.redis_url))

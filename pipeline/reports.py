@@ -9,11 +9,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import redis
 
-from pipeline import evals, keys
+from pipeline import engine_list, evals, keys
 from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from pipeline.crew import scaled, want_workers, wanted_workers
@@ -27,17 +28,24 @@ DOWN_TIMEOUT_S = TRAINER_GRACE_S + 60
 
 
 @contextlib.contextmanager
-def ledger_of(run: str | None, redis_url: str | None = None, up: bool = False) -> Iterator[Coordinator]:
-    """The ledger of the run called `run` (None: of the only one). up: it must be running.
+def ledger_of(
+    run: str | None, redis_url: str | None = None, up: bool = False, tell: bool = False
+) -> Iterator[Coordinator]:
+    """The ledger of the run called `run` (None: of the only one). up: it must be running here; tell: here or elsewhere.
 
     Raises HeadraceError if there is no such run, or no Redis that knows it.
     """
     config = find_run(run)
     holder = holder_of(config.folder)
     if up and holder is None:
-        raise HeadraceError(f"the run {config.run.name!r} is not up; `headrace up` starts it")
+        raise HeadraceError(
+            f"the run {config.run.name!r} is not up here; `headrace up` starts it. In containers: "
+            "`docker compose up -d --no-deps --scale worker=N worker`"
+        )
     url = find_url(redis_url, config.redis.url) or (holder or {}).get("redis")
     with contextlib.ExitStack() as stack:
+        if url is None and tell:
+            raise HeadraceError(f"the run {config.run.name!r} is not up, and a new `headrace up` takes its settings")
         if url is None:
             url = stack.enter_context(_served(config))
         client = stack.enter_context(connect(url, timeout_s=5))
@@ -160,6 +168,31 @@ def drain(ledger: Coordinator, worker: str) -> dict[str, Any]:
     for name in matching:
         ledger.drain(name)
     return {"message": f"{', '.join(matching)} finishes what it has and ends", "run": ledger.run, "workers": matching}
+
+
+def engines(ledger: Coordinator) -> list[dict[str, Any]]:
+    return [asdict(engine) for engine in ledger.engines()]
+
+
+def add_engine(ledger: Coordinator, url: str) -> dict[str, Any]:
+    """Tell the coordinator process of one more engine; the ledger's event wakes it."""
+    ledger.fields()  # the run must be there
+    name, url = engine_list.add(ledger.client, ledger.run, url)
+    if name not in {engine.name for engine in ledger.engines()}:
+        ledger.mark_engine(name, "starting", "not verified yet", url)
+    message = f"engine {name} joins; `headrace engines list {ledger.run}` shows when it is ready"
+    return {"message": message, "run": ledger.run, "engine": name, "url": url}
+
+
+def remove_engine(ledger: Coordinator, engine: str) -> dict[str, Any]:
+    known = {found.name: found for found in ledger.engines()}
+    if engine not in known:
+        raise HeadraceError(f"no engine {engine!r}; there are {', '.join(known) or 'none'}")
+    engine_list.remove(ledger.client, ledger.run, engine)
+    ledger.remove_engine(engine)
+    left = sum(e.state == "ready" for e in known.values() if e.name != engine)
+    message = f"engine {engine} gets nothing new; end it once it has answered what it has. {left} ready ones are left"
+    return {"message": message, "run": ledger.run, "engine": engine, "url": known[engine].url}
 
 
 def down(run: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from pipeline import crew, reports
+from pipeline import crew, engine_list, reports
 from pipeline.cli import main
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
@@ -208,6 +208,39 @@ def test_scaling_needs_a_run_that_is_up_and_keeps_the_names_there_are(headrace, 
         assert crew.wanted_workers(ledger.client, "small") == ["worker-1", "worker-0", "worker-2"]
         headrace("workers", "scale", "1")
         assert crew.wanted_workers(ledger.client, "small") == ["worker-1"]
+
+
+def test_engines_join_and_leave_by_hand(headrace, ledger):
+    added = json.loads(headrace("engines", "add", "http://10.0.0.7:30000/", "small", "--json")[1])
+    assert (added["engine"], added["url"]) == ("10.0.0.7:30000", "http://10.0.0.7:30000")
+    headrace("engines", "add", "http://10.0.0.7:30000", "small")  # twice is once
+    rows = json.loads(headrace("engines", "list", "small", "--json")[1])
+    assert [(row["name"], row["state"]) for row in rows] == [("10.0.0.7:30000", "starting"), ("engine-0", "ready")]
+    assert "0 ready ones are left" in headrace("engines", "remove", "engine-0", "small")[1]
+    rows = json.loads(headrace("engines", "list", "small", "--json")[1])
+    assert [row["name"] for row in rows] == ["10.0.0.7:30000"]
+    given = ["http://127.0.0.1:1", "http://127.0.0.1:2/"]
+    wanted = {"engine-1": "http://127.0.0.1:2", "10.0.0.7:30000": "http://10.0.0.7:30000"}
+    assert engine_list.wanted(ledger.client, "small", given) == wanted
+
+
+@pytest.mark.parametrize(
+    "url", ["10.0.0.7:30000", "http://10.0.0.7", "http://10.0.0.7:x", "http://h:1/v1", "ftp://h:1"]
+)
+def test_an_engine_needs_a_whole_address(headrace, ledger, url):
+    code, _, err = headrace("engines", "add", url, "small")
+    assert code == 2 and "such as http://10.0.0.7:30000" in err
+
+
+def test_an_engine_that_is_not_there_cannot_leave(headrace, ledger):
+    code, _, err = headrace("engines", "remove", "engine-7", "small")
+    assert code == 1 and "there are engine-0" in err
+
+
+def test_engines_are_told_to_a_run_that_is_up_alone(headrace, ledger, monkeypatch):
+    monkeypatch.delenv("REDIS_URL")
+    code, _, err = headrace("engines", "add", "http://10.0.0.7:30000", "small")
+    assert code == 1 and "is not up" in err
 
 
 def test_a_second_up_of_the_same_run_is_refused(headrace, sglang_stand_in):

@@ -2,7 +2,8 @@ import dataclasses
 
 import pytest
 
-from pipeline import engine_keeper
+from pipeline import engine_keeper, reports
+from pipeline import engines as engines_module
 from pipeline.coordinator import Coordinator
 from pipeline.engine_fleet import EngineFleet
 from pipeline.engine_keeper import Plan
@@ -170,3 +171,133 @@ def test_weights_that_were_changed_since_are_named_and_never_loaded(ledger, flee
     assert not fleet(one).follow(dataclasses.replace(version_0, digest=manifest.digest))
     assert one.loads == [] and shown(ledger) == {"engine-0": ("failed", -1)}
     assert "config.json: its contents are not those that were published" in ledger.engines()[0].reason
+
+
+def serve(engines, weights):
+    """Passes until all engines serve `weights`; True if they do within a few."""
+    return any(engines.follow(weights) for _ in range(5))
+
+
+@pytest.mark.parametrize(
+    ("policy", "calls", "state"),
+    [
+        ("drain", [], "draining"),
+        ("interrupt", ["abort_request", "pause_generation"], "loading"),
+        ("retract", ["pause_generation"], "loading"),
+    ],
+)
+def test_a_publication_does_to_running_requests_what_its_policy_says(
+    ledger, fleet, weights, scripted_engine, policy, calls, state
+):
+    one, version_0, version_1 = scripted_engine(), weights(0), weights(1)
+    engines = fleet(one, policy=policy, load_timeout_s=10)
+    assert serve(engines, version_0)
+    one.calls.clear()
+    one.free.clear()
+    assert not engines.follow(version_1) and shown(ledger) == {"engine-0": (state, 0)}
+    assert engines.versions == {0, 1}, "the folder that it loads must not be deleted meanwhile"
+    one.free.set()
+    assert serve(engines, version_1) and shown(ledger) == {"engine-0": ("ready", 1)}
+    paused = ["continue_generation"] if calls else []
+    assert one.calls == ["continue_generation", *calls, "update_weights_from_disk", *paused]
+
+
+def test_while_one_engine_drains_the_others_serve_the_old_version(ledger, fleet, weights, scripted_engine):
+    one, two, version_0, version_1 = scripted_engine(), scripted_engine(), weights(0), weights(1)
+    engines = fleet(one, two, load_timeout_s=10)
+    assert serve(engines, version_0)
+    for engine in (one, two):
+        engine.free.clear()
+    for _ in range(3):
+        assert not engines.follow(version_1)
+        assert sorted(shown(ledger).values()) == [("draining", 0), ("ready", 0)]
+    for engine in (one, two):
+        engine.free.set()
+    assert serve(engines, version_1) and one.loads == two.loads == [0, 1]
+
+
+def test_at_once_means_all_engines_together(ledger, fleet, weights, scripted_engine):
+    one, two, version_0, version_1 = scripted_engine(), scripted_engine(), weights(0), weights(1)
+    engines = fleet(one, two, load_timeout_s=10, at_once=True)
+    assert engines.follow(version_0)
+    for engine in (one, two):
+        engine.free.clear()
+    assert not engines.follow(version_1)
+    assert set(shown(ledger).values()) == {("draining", 0)}
+    for engine in (one, two):
+        engine.free.set()
+    assert serve(engines, version_1)
+
+
+def test_an_engine_that_drains_or_hangs_does_not_keep_the_others_from_being_looked_after(
+    ledger, fleet, weights, scripted_engine, clock
+):
+    one, two, version_0, version_1 = scripted_engine(), scripted_engine(), weights(0), weights(1)
+    engines = fleet(one, two, load_timeout_s=10)
+    assert serve(engines, version_0)
+    for engine in (one, two):
+        engine.free.clear()
+    engines.follow(version_1)
+    busy, other = (one, two) if shown(ledger)["engine-0"] == ("draining", 0) else (two, one)
+    other.faults["/generate"] = (500, {"error": "the scheduler is dead"})
+    clock[0] += 2.1
+    engines.follow(version_1)
+    assert sorted(state for state, _ in shown(ledger).values()) == ["draining", "failed"]
+    assert "the scheduler is dead" in engines.problems[0]
+    busy.free.set()
+
+
+def test_a_scheduler_that_is_dead_is_noticed_although_the_server_answers(
+    ledger, fleet, weights, scripted_engine, clock
+):
+    one, version_0 = scripted_engine(), weights(0)
+    engines = fleet(one)
+    assert serve(engines, version_0)
+    one.faults["/generate"] = (200, {"output_ids": [], "meta_info": {"weight_version": one.label}})
+    clock[0] += 2.1
+    assert not engines.follow(version_0)
+    assert shown(ledger) == {"engine-0": ("failed", 0)} and "expected 1 token" in ledger.engines()[0].reason
+
+
+def test_an_engine_that_is_late_is_not_dead_before_it_is_so_three_times(
+    ledger, fleet, weights, scripted_engine, clock, monkeypatch
+):
+    monkeypatch.setattr(engines_module, "ALIVE_S", 0.1)
+    one, version_0 = scripted_engine(), weights(0)
+    engines = fleet(one)
+    assert serve(engines, version_0)
+    one.faults["/generate"] = 5
+    for late in (1, 2, 3):
+        clock[0] += 2.1
+        assert engines.follow(version_0) == (late < 3)
+    assert shown(ledger) == {"engine-0": ("failed", 0)} and "no answer within 0.1 s" in ledger.engines()[0].reason
+
+
+def test_engines_join_and_leave_while_the_others_serve(ledger, fleet, weights, scripted_engine):
+    one, two, version_0 = scripted_engine(), scripted_engine(), weights(0)
+    engines = fleet(one)
+    assert serve(engines, version_0)
+    added = reports.add_engine(ledger, two.url)["engine"]
+    assert shown(ledger) == {"engine-0": ("ready", 0), added: ("starting", -1)}
+    assert serve(engines, version_0) and shown(ledger) == {"engine-0": ("ready", 0), added: ("ready", 0)}
+    reports.remove_engine(ledger, "engine-0")
+    assert engines.follow(version_0) and shown(ledger) == {added: ("ready", 0)}
+    assert serve(fleet(one), version_0) and shown(ledger) == {added: ("ready", 0)}, "a new coordinator knows it too"
+
+
+def test_an_engine_that_leaves_while_it_loads_stays_away(ledger, fleet, weights, scripted_engine):
+    one, two, version_0 = scripted_engine(), scripted_engine(), weights(0)
+    one.free.clear()
+    engines = fleet(one, two, load_timeout_s=10)
+    assert not engines.follow(version_0)
+    reports.remove_engine(ledger, "engine-0")
+    one.free.set()
+    engines.finish(5)
+    assert engines.follow(version_0) and shown(ledger) == {"engine-1": ("ready", 0)}
+
+
+def test_an_engine_that_its_coordinator_left_paused_goes_on(ledger, fleet, weights, scripted_engine):
+    one, version_0 = scripted_engine(), weights(0)
+    assert serve(fleet(one, policy="retract"), version_0)
+    one.calls.clear()
+    assert serve(fleet(one, policy="retract"), version_0) and one.calls == ["continue_generation"]

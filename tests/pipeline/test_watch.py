@@ -9,7 +9,7 @@ import time
 import pytest
 import redis
 
-from pipeline import evals, jsonl, watch
+from pipeline import evals, jsonl, reports, watch
 from pipeline.config import Config
 from pipeline.config_file import to_toml
 from pipeline.coordinator import Coordinator
@@ -188,6 +188,31 @@ def test_leases_are_reaped_while_an_engine_hangs_in_a_load(config, client, run, 
     until(lambda: not ledger.workers(), timeout_s=3)
 
 
+def test_an_engine_that_dies_is_marked_within_seconds_and_another_one_joins(
+    config, client, run, start, publish, scripted_engine
+):
+    publish(0)
+    dying, other = scripted_engine(), scripted_engine()
+    start(config, client, [dying.url])
+    ledger = Coordinator(client, run)
+    until(lambda: ready_at(ledger) == [0])
+    dying.faults["/generate"] = dying.faults["/continue_generation"] = (500, {"error": "CUDA error"})
+    until(lambda: ready_at(ledger) == [], timeout_s=5)
+    (engine,) = ledger.status()["engines"]
+    assert (engine["name"], engine["state"]) == ("engine-0", "failed") and "CUDA error" in engine["reason"]
+    name = reports.add_engine(ledger, other.url)["engine"]
+    until(lambda: [e.name for e in ledger.engines() if e.state == "ready"] == [name], timeout_s=3)
+
+
+def test_the_runs_policy_is_what_its_engines_do(config, client, run, start, publish, scripted_engine):
+    config = config.model_copy(update={"publish": config.publish.model_copy(update={"policy": "retract"})})
+    publish(0)
+    engine = scripted_engine()
+    start(config, client, [engine.url])
+    until(lambda: ready_at(Coordinator(client, run)) == [0])
+    assert "pause_generation" in engine.calls
+
+
 def test_two_coordinators_at_once_and_one_after_the_other_do_no_harm(
     config, client, run, start, publish, scripted_engine
 ):
@@ -201,7 +226,7 @@ def test_two_coordinators_at_once_and_one_after_the_other_do_no_harm(
     second.stop()
     assert read_processes(client, run) == []
     third = start(config, client, [engine.url])
-    until(lambda: third.fleet.versions == {0})
+    until(lambda: str(third.fleet) == "engine-0 v0")
     assert ready_at(ledger) == [0] and len(ledger.prompts()) == 4
     until((config.folder / "evals.jsonl").exists)
     assert len((config.folder / "evals.jsonl").read_text().splitlines()) == 1
