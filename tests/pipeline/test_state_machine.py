@@ -43,7 +43,7 @@ class LedgerMachine(Workers, Trainers, Surroundings):
     )
     def work_goes_on(self, i, e, engines, finished, released, outcomes):
         """One engine gets the newest weights, all fill the window, some entries finish, the trainer has its turn."""
-        if not self.snapshot_:
+        if not self.on_disk:
             self.snapshot()
         self.load(i, e, 0)
         for n, source in enumerate(engines):

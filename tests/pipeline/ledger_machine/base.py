@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
         self.trainer, self.trainers = TRAINER, [TRAINER]
         self.trained: list[list[str]] = []  # the trainer's batches, which it remembers whatever Redis loses
         self.durable = {0}  # its checkpoints
-        self.before, self.snapshot_, self.contents = (0, 0, 0), None, None
+        self.before, self.on_disk, self.contents = (0, 0, 0), None, None
         self.model.join(TRAINER, 0, [])
         self.d.c.reap()  # from now on the ledger knows which Redis it is in
         self.model.joined = int(self.d.c.fields()["joined"])
@@ -163,8 +163,7 @@ class Machine(RuleBasedStateMachine):
     def head_becomes_ready(self):
         """liveness, whoever died before: a new trainer, a new worker, a new engine, and what is in flight ends."""
         c = self.clients[0] = self.new_client()
-        version = max(v for v in self.durable | {len(self.trained)} if v <= len(self.trained))
-        c.join("last", version, [entry for batch in self.trained[:version] for entry in batch])
+        c.join("last", len(self.trained), [entry for batch in self.trained for entry in batch])
         c.resume()
         for n, name in enumerate(self.d.c.client.zrange(keys.reserved(self.run), 0, -1)):
             name = name.decode()

@@ -10,7 +10,7 @@ from tests.pipeline.ledger_machine.base import Machine, either, engine, worker
 
 
 class Surroundings(Machine):
-    """Rules of all that is around them: engines, the reaper, gates, clocks, the network, and Redis itself."""
+    """What happens around workers and trainers."""
 
     @rule(i=either, e=engine, older=st.sampled_from([0, 0, 0, 1, -1]))
     def load(self, i, e, older):
@@ -74,18 +74,18 @@ class Surroundings(Machine):
                 pipe.dump(name)
                 pipe.pttl(name)
             found = pipe.execute()
-        self.snapshot_ = list(zip(names, found[::2], found[1::2], strict=True)), copy.deepcopy(self.model)
+        self.on_disk = list(zip(names, found[::2], found[1::2], strict=True)), copy.deepcopy(self.model)
 
-    @precondition(lambda self: self.snapshot_)
+    @precondition(lambda self: self.on_disk)
     @rule()
     def redis_loses_its_last_writes(self):
-        rows, self.model = self.snapshot_
+        rows, self.model = self.on_disk
         self.client.delete(*self.client.scan_iter(f"{keys.run(self.run)}*", count=1000))
         with self.client.pipeline(transaction=False) as pipe:
             for name, dump, ttl in rows:
                 pipe.restore(name, max(ttl, 0), dump)
             pipe.execute()
-        self.snapshot_, self.before, self.contents = None, (0, 0, 0), None
+        self.on_disk, self.before, self.contents = None, (0, 0, 0), None
         for i in range(2):  # who saw more says so
             self.peek(i, 0)
             self.reserve(i, 0, 0, 1)

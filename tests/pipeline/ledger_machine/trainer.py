@@ -11,7 +11,7 @@ from tests.pipeline.ledger_machine.base import REFUSALS, Machine, either, pick, 
 
 
 class Trainers(Machine):
-    """Rules of the trainers: one trains, comes back at a checkpoint, is replaced; old ones are fenced."""
+    """What trainers do, and what happens to them."""
 
     @rule(i=either, back=st.sampled_from([0, 0, 0, 0, 1, 2, -1]))
     def consume(self, i, back):

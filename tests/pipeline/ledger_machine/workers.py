@@ -12,7 +12,7 @@ from tests.pipeline.ledger_machine.invariants import Contents
 
 
 class Workers(Machine):
-    """Rules of the workers: they reserve, finish, give back, forget, repeat, come late, and die."""
+    """What workers do, and what happens to them."""
 
     @rule(i=either, w=worker, e=engine, times=st.integers(1, 4))
     def reserve(self, i, w, e, times):
