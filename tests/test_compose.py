@@ -2,16 +2,18 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from pipeline import engine_command
+from pipeline import engine_command, programs, watch
 from pipeline.cli import cli
-from pipeline.config import Buffers, Config
+from pipeline.config import Buffers
 from pipeline.config_file import load, to_toml
 from pipeline.engine_processes import engine_processes
 from pipeline.programs import TRAINER_GRACE_S
@@ -30,6 +32,7 @@ def compose(*arguments, **variables):
     )
 
 
+@cache
 def described(profile, **variables):
     found = compose(*PROFILES[profile], "config", "--format", "json", **variables)
     assert found.returncode == 0, found.stderr
@@ -119,6 +122,29 @@ def test_a_run_is_written_to_the_same_place_in_every_container_and_engines_canno
         assert places["/headrace"]["read_only"] and service["working_dir"] == "/headrace"
 
 
+def test_each_replica_of_the_worker_has_a_name_of_its_own(tmp_path, monkeypatch):
+    """Compose gives a container a host name, and `--scale worker=N` gives all of them the same command."""
+    started = []
+    monkeypatch.setattr(programs, "become", lambda argv, variables: started.append(argv))
+    monkeypatch.chdir(ROOT)
+    for host in ("3fa95c0d1b2e", "77ab01c2d3e4"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        command = [str(a).replace("/runs", str(tmp_path)) for a in described("cpu")["services"]["worker"]["command"]]
+        cli.main(command, standalone_mode=False)
+    assert [argv[-2:] for argv in started] == [["--name", "worker-3fa95c0d1b2e"], ["--name", "worker-77ab01c2d3e4"]]
+
+
+def test_the_engines_of_the_environment_are_the_coordinators(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(watch, "watch", lambda run_toml, urls: seen.append(urls))
+    monkeypatch.setenv("HEADRACE_ENGINES", "http://one:30000 http://two:30000")
+    cli.main(
+        ["coordinator", str(ROOT / "pipeline" / "recipes" / "demo.toml"), f"run.folder={tmp_path}"],
+        standalone_mode=False,
+    )
+    assert seen == [("http://one:30000", "http://two:30000")]
+
+
 def test_another_run_and_another_folder_reach_every_process():
     run = {"HEADRACE_RUN": "mine.toml", "HEADRACE_FOLDER": "/somewhere"}
     services = described("cpu", **run)["services"]
@@ -200,9 +226,3 @@ def _remove(argument, argv):
     if argument in argv:
         at = argv.index(argument)
         del argv[at : at + 2]
-
-
-def test_the_settings_that_a_container_decides_are_no_part_of_the_digest():
-    recipe = load(ROOT / "pipeline" / "recipes" / "demo.toml")
-    moved = load(ROOT / "pipeline" / "recipes" / "demo.toml", ["run.folder=/runs"])
-    assert isinstance(recipe, Config) and recipe.digest == moved.digest
