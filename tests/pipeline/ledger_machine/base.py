@@ -19,6 +19,7 @@ from tests.pipeline.ledger_machine.model import Model
 REFUSALS = {"FENCED", "MISSING", "NOT_HEAD", "PUBLISH_FIRST", "EARLY", "AHEAD", "PROMPT", "VERSION", "GROUP"}
 
 pick = st.integers(0, 999)
+few = st.integers(0, 20)  # one of the last twelve, or none
 either = st.integers(0, 1)
 worker = st.integers(0, 1)
 engine = st.integers(0, 2)

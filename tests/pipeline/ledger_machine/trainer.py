@@ -7,7 +7,7 @@ from hypothesis.stateful import rule
 
 from pipeline import keys
 from pipeline.coordinator import Published, Replayed
-from tests.pipeline.ledger_machine.base import REFUSALS, Machine, either, pick, some
+from tests.pipeline.ledger_machine.base import REFUSALS, Machine, either, few, pick, some
 
 
 class Trainers(Machine):
@@ -75,7 +75,7 @@ class Trainers(Machine):
         if isinstance(oldest, int):
             self.durable.add(version)
 
-    @rule(i=either, n=pick, restarted=st.booleans(), stray=pick)
+    @rule(i=either, n=pick, restarted=st.booleans(), stray=few)
     def join(self, i, n, restarted, stray):
         """Restarted, at one of its checkpoints, a trainer is a new incarnation; else it joins with all that it has.
         It may have trained on one more entry, which the ledger has where it does not expect it."""

@@ -7,7 +7,7 @@ from pipeline.coordinator import Placed, Refused, Surplus
 from pipeline.ledger_types import Reservation
 from pipeline.transitions import _Stream
 from tests.fixtures_ledger import trajectory
-from tests.pipeline.ledger_machine.base import Machine, either, engine, outcomes, pick, some, worker
+from tests.pipeline.ledger_machine.base import Machine, either, engine, few, outcomes, pick, some, worker
 from tests.pipeline.ledger_machine.invariants import Contents
 
 
@@ -111,13 +111,13 @@ class Workers(Machine):
         name = some([e.name for e in self.model.running()] or self.known, n)
         self.call(i, lambda c: c.release(name, reason), lambda _: self.model.release(name, reason), lambda _: False)
 
-    @rule(i=either, w=worker, but=pick, stray=pick)
+    @rule(i=either, w=worker, but=few, stray=few)
     def renew(self, i, w, but, stray):
         """The worker may have forgotten one of its entries, and may hold a stray one."""
         worker = self.workers[w]
         names = [e.name for e in self.model.running() if e.worker == worker]
         del names[but : but + 1]
-        names += [*list(self.known)[stray : stray + 1], "never-heard-of"]
+        names += [*list(self.known)[-12:][stray : stray + 1], "never-heard-of"]
 
         def send(c):
             commands = c.renew(worker, names)
