@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 import redis
 
-from tests.bench import lifecycles, memory, scripts, tensors
+from tests.bench import episodes, lifecycles, memory, scripts, tensors
 from tests.bench.result import markdown
 from tests.bench.server import started
 
@@ -18,6 +18,7 @@ PARTS = {
     "lifecycles": lifecycles.measure,
     "tensors": tensors.measure,
     "memory": memory.measure,
+    "episodes": episodes.measure,
 }
 
 

@@ -180,13 +180,13 @@ def test_an_entry_that_the_ledger_took_back_is_stopped_at_the_engine(settings, l
     faulty(settings, ledger, chat, run, lambda request, label: "hang", then, **sections)
 
 
-def test_a_drain_in_the_ledger_ends_the_worker(settings, ledger, chat, run):
+def test_a_drain_in_the_ledger_ends_the_worker_long_before_its_next_renewal(settings, ledger, chat, run):
     async def then(worker, c, server):
         await until(lambda: worker.counts["episodes"] > 0)
         c.drain(worker.incarnation)
         await until(lambda: worker.draining)
 
-    faulty(settings, ledger, chat, run, lambda request, label: answer(label), then, buffers={"lease_s": 0.6})
+    faulty(settings, ledger, chat, run, lambda request, label: answer(label), then, buffers={"lease_s": 600})
 
 
 def test_a_worker_with_other_settings_refuses_to_join(settings, ledger, chat):
