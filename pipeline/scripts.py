@@ -1,8 +1,8 @@
 """The Lua transitions, as Redis runs them.
 
     lua/reserve.lua      #!lua                                   flags, for Redis; fakeredis does not know the line
-                         -- include: _run _check _prompts        lua/_run.lua, lua/_check.lua … are put here, in order
-                         -- …header, then the transition itself
+                         -- include: _call _found _run _check    lua/_call.lua, lua/_found.lua … are put here, in order
+                         -- …header, then the transition itself; an include that few calls reach may come later
 
 EVALSHA, and on NOSCRIPT (Redis restarted, or SCRIPT FLUSH) EVAL, which loads it: what was never run did nothing.
 """
@@ -23,9 +23,7 @@ def source(name: str, shebang: bool) -> str:
     """The text of one transition, with its includes."""
     folder = files("pipeline") / "lua"
     text = (folder / f"{name}.lua").read_text()
-    text = INCLUDE.sub(
-        lambda line: "\n".join((folder / f"{n}.lua").read_text() for n in line[1].split()), text, count=1
-    )
+    text = INCLUDE.sub(lambda line: "\n".join((folder / f"{n}.lua").read_text() for n in line[1].split()), text)
     return text if shebang else re.sub(r"\A#!.*", "", text)
 
 

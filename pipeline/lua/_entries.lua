@@ -2,13 +2,9 @@
 --
 -- hr:{run}:entry:<id>  state prompt version deadline event value worker engine attempt reserved_ms, later buffer ids ...
 -- EMPTY -> RESERVED -> OCCUPIED -> CONSUMED; RELEASED, SURPLUS and FILTERED are tombstones, kept for an hour.
--- hr:{run}:worker:<incarnation>           lease, drain, last_id (newest stream id), stored (payloads still needed)
--- hr:{run}:worker:<incarnation>:entries   its entries in flight -> reserved_ms
 local TOMBSTONE_S = 3600
 
 local function entry_key(entry) return RUN .. ':entry:' .. entry end
-local function worker_key(worker) return RUN .. ':worker:' .. worker end
-local function stream_key(worker) return RUN .. ':trajectories:' .. worker end
 
 local function bury(entry, state, reason)
   redis.call('HSET', entry_key(entry), 'state', state, 'reason', reason)
@@ -22,20 +18,12 @@ local function unreserve(entry, worker, deadline)
   count_due(deadline, -1)
 end
 
--- a dead incarnation's stream goes when nothing in it is needed
-local function forget_worker(worker)
-  if redis.call('ZSCORE', WORKERS, worker) then return end
-  if (tonumber(redis.call('HGET', worker_key(worker), 'stored')) or 0) > 0 then return end
-  redis.call('DEL', stream_key(worker), worker_key(worker), worker_key(worker) .. ':entries')
-end
-
 local function delete_payloads(worker, ids)
   local count = 0
   for id in string.gmatch(ids, '%S+') do
     redis.call('XDEL', stream_key(worker), id)
     count = count + 1
   end
-  redis.call('HINCRBY', worker_key(worker), 'stored', -count)
   redis.call('HINCRBY', RUN, 'stored', -count)
   forget_worker(worker)
 end
@@ -67,7 +55,7 @@ end
 -- surplus: reservations that can be used nowhere any more, because all buffers up to their deadline are READY
 local function release_surplus()
   local full = run.head - 1
-  while full < last and occupied[full + 1] >= run.batch_size do full = full + 1 end
+  while full < last and window[full + 1].occupied >= run.batch_size do full = full + 1 end
   if full < run.head then return false end
   local entries = redis.call('ZRANGEBYSCORE', RESERVED, '-inf', (full + 1) * SHIFT - 1)
   for _, entry in ipairs(entries) do release(entry, 'surplus') end
@@ -76,13 +64,13 @@ end
 
 -- pull forward: an OCCUPIED entry of a later buffer into an earlier open place, oldest V_traj first
 local function pull_forward()
-  local slack = slacks()
+  find_slack()
   for b = run.head, last do
-    if occupied[b] < run.batch_size then
+    if window[b].occupied < run.batch_size then
       local entry, score, from
       for later = b + 1, last do
-        if slack[later - 1] < 1 then break end
-        local first = occupied[later] > 0 and redis.call('ZRANGE', members_key(later), 0, 0, 'WITHSCORES')
+        if window[later - 1].slack < 1 then break end
+        local first = window[later].occupied > 0 and redis.call('ZRANGE', members_key(later), 0, 0, 'WITHSCORES')
         if first and (not score or tonumber(first[2]) < score) then
           entry, score, from = first[1], tonumber(first[2]), later
         end
@@ -90,6 +78,7 @@ local function pull_forward()
       if entry then
         take(entry, from)
         put(entry, score, b)
+        redis.call('HSETNX', entry_key(entry), 'placed', from)
         redis.call('HSET', entry_key(entry), 'buffer', b)
         record('moved', 'entry', entry, 'from', from, 'buffer', b)
         return true

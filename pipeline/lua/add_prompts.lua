@@ -1,5 +1,5 @@
 #!lua
--- include: _run _check _prompts
+-- include: _call _found _run _check _race
 -- Prompts enter the race. One that is known already, idle, in flight or in quarantine, is left as it is.
 -- KEYS  the run's fixed keys; builds prompt:<id>
 -- ARGV  [5...] id, payload, alpha, beta, Exp(1) of each prompt

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _run _check _trainer _prompts _buffers _entries _forget
+-- include: _call _found _run _check _trainer _race _prompts _buffers _workers _entries _forget
 -- Updates < version are durable. Batches stay until the second-newest checkpoint covers them; only where head could
 -- otherwise never be filled within byte_budget, or where Redis is full, until the newest one does.
 -- KEYS  the run's fixed keys; builds buffer:<covered>, entry:<its>, worker:<its>, trajectories:<its>
@@ -15,8 +15,8 @@ if version > run.checkpoint then
 end
 
 open_window()
-local filled = occupied[run.head] or 0 -- with max_staleness 0 the window is empty until the next Publish
-local missing, stored = run.batch_size - filled, tonumber(field('stored'))
+local head = window[run.head] or { occupied = 0 } -- with max_staleness 0 the window is empty until the next Publish
+local missing, stored = run.batch_size - head.occupied, tonumber(field('stored'))
 local need = (stored + missing * run.group_launch) * run.max_trajectory_bytes
 local starved = missing > redis.call('ZCARD', RESERVED) and run.byte_budget > 0 and need > run.byte_budget
 if (starved or ARGV[7] == '1') and run.oldest < run.checkpoint then

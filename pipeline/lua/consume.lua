@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _run _check _trainer _prompts _buffers _entries _refs
+-- include: _call _found _run _check _trainer _race _prompts _buffers _workers _entries _refs
 -- READY -> CONSUMED: hands out exactly B entries and freezes their order; head + 1. A stored batch again, for replay.
 -- NOT_READY is an answer, not a refusal: it leaves the mark that the trainer waits for head (proactive.lua).
 -- KEYS  the run's fixed keys; builds buffer:<version>, entry:<its>, buffer:<window>
@@ -11,9 +11,9 @@ if version < run.head then return reply('OK', refs(version)) end
 if version > run.head then return reply('NOT_HEAD') end
 if run.head >= run.version + run.publish_every then return reply('PUBLISH_FIRST') end
 open_window()
-if occupied[version] < run.batch_size then
+if window[version].occupied < run.batch_size then
   redis.call('HSET', RUN, 'awaited', version)
-  return reply('NOT_READY', occupied[version])
+  return reply('NOT_READY', window[version].occupied)
 end
 
 local batch, entries = refs(version), {}

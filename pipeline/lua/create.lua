@@ -9,13 +9,14 @@ if digest then return { digest == ARGV[5] and 'EXISTS' or 'OTHER_SETTINGS', 0, 0
 
 local time = redis.call('TIME')
 local now = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('HSET', RUN, 'schema', 2, 'digest', ARGV[5], 'created_ms', now, 'version', 0, 'head', 0, 'event', 0,
-  'oldest', 0, 'checkpoint', 0, 'clock', 0, 'joined', 0, 'stored', 0, 'trainer', '', 'awaited', -1,
-  'paused', '', 'stopped', '', 'reservations', 0, 'finished', 0, 'consecutive_failures', 0, 'consecutive_filtered', 0,
-  'reap_after', 0, 'rules', ARGV[6])
+-- what is read most often stands first: a small hash is searched from its beginning
+redis.call('HSET', RUN, 'rules', ARGV[6], 'joined', 0, 'version', 0, 'head', 0, 'window', '', 'clock', 0, 'stored', 0,
+  'reservations', 0, 'finished', 0, 'paused', '', 'stopped', '', 'consecutive_failures', 0, 'consecutive_filtered', 0,
+  'event', 0, 'oldest', 0, 'checkpoint', 0, 'trainer', '', 'awaited', -1, 'reap_after', 0, 'schema', 2,
+  'digest', ARGV[5], 'created_ms', now)
 redis.call('HSET', RUN, unpack(ARGV, 7))
 local rules = redis.call('HMGET', RUN, 'max_staleness', 'batch_size', 'buffer_capacity', 'group_size', 'publish_every')
-redis.call('HSET', RUN, 'window', string.rep('0/0 ', rules[1] + 1))
+redis.call('HSET', RUN, 'window', string.rep('0/0/ ', rules[1] + 1))
 for b = 0, rules[1] do
   redis.call('HSET', RUN .. ':buffer:' .. b, 'state', 'PENDING', 'occupied', 0, 'reserved', 0, 'due', 0, 'over', 0,
     'capacity', rules[3], 'target', rules[2], 'min_version', '')

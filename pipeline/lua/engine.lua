@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _run _check
+-- include: _call _found _run _check
 -- What is known of an engine: its name, url, version and state. ready means verified; any other is not routed to.
 -- `event` is the one that published its version; what was published unseen is counted back from the newest.
 -- KEYS  the run's fixed keys; builds engines, engine:<name>, versions
@@ -15,7 +15,7 @@ else
   if version ~= '' then
     local lag = math.ceil((run.version - version) / run.publish_every)
     local published = redis.call('HGET', RUN .. ':versions', version)
-    redis.call('HSET', key, 'version', version, 'event', published and cjson.decode(published).event or run.event - lag)
+    redis.call('HSET', key, 'version', version, 'event', published and cjson.decode(published).event or field('event') - lag)
   end
   redis.call('HSETNX', key, 'version', -1)
   if url ~= '' then redis.call('HSET', key, 'url', url) end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _run _prompts _buffers _entries _forget
+-- include: _call _found _run _race _prompts _buffers _workers _entries _forget
 -- The caller becomes the only trainer, at its checkpoint. If the ledger is behind it (fresh, or it lost its last
 -- second), the ledger moves there and everything in flight is released. Entries the caller trained on already are dropped.
 -- KEYS  the run's fixed keys; builds buffer:<kept>, entry:<recent, in flight>, trainers, prompt:<their>, worker:<their>
@@ -7,8 +7,8 @@
 -- returns OK, event, dropped, released | MISSING, oldest | FENCED, trainer
 local trainer, checkpoint, TRAINERS = ARGV[5], tonumber(ARGV[6]), RUN .. ':trainers'
 if trouble() == 'UNKNOWN_RUN' then return reply('UNKNOWN_RUN') end
-local t = redis.call('HMGET', RUN, 'trainer', 'oldest')
-local current, oldest = t[1], tonumber(t[2])
+local t = redis.call('HMGET', RUN, 'trainer', 'oldest', 'event')
+local current, oldest, event = t[1], tonumber(t[2]), tonumber(t[3])
 if current ~= trainer and redis.call('HEXISTS', TRAINERS, trainer) == 1 then return reply('FENCED', current) end
 if checkpoint < oldest then return reply('MISSING', oldest) end
 
@@ -17,7 +17,7 @@ local in_flight = behind and redis.call('ZRANGE', RESERVED, 0, -1) or {}
 open_window()
 if behind then
   for _, entry in ipairs(in_flight) do release(entry, 'cancelled') end
-  run.event = run.event + math.ceil((checkpoint - run.version) / run.publish_every)
+  event = event + math.ceil((checkpoint - run.version) / run.publish_every)
 end
 forget_buffers(oldest, checkpoint - 1)
 if behind then
@@ -27,7 +27,7 @@ end
 run.joined = math.max(now, run.joined + 1, tonumber(ARGV[2]) + 1) -- newer than what the caller saw, at any clock
 redis.call('HSET', TRAINERS, trainer, now)
 redis.call('HSET', RUN, 'trainer', trainer, 'joined', run.joined, 'head', run.head, 'version', run.version,
-  'event', run.event, 'oldest', checkpoint, 'checkpoint', checkpoint)
+  'event', event, 'oldest', checkpoint, 'checkpoint', checkpoint)
 
 local dropped = 0
 for i = 7, #ARGV do
@@ -46,4 +46,4 @@ end
 settle()
 record('joined', 'trainer', trainer, 'checkpoint', checkpoint, 'head', run.head, 'version', run.version,
   'dropped', dropped, 'released', #in_flight)
-return reply('OK', run.event, dropped, #in_flight)
+return reply('OK', event, dropped, #in_flight)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _run _check _buffers _refs
+-- include: _call _found _run _check _buffers _refs
 -- The refs of a READY buffer, for prefetching. Changes nothing.
 -- KEYS  the run's fixed keys; builds buffer:<version>, entry:<its>
 -- ARGV  [5] version

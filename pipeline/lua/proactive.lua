@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _run _check _prompts _buffers _entries
+-- include: _call _found _run _check _race _prompts _buffers _workers _entries
 -- The proactive filter: the trainer waits for head, nothing more can be reserved for it, and few reservations are left
 -- that could fill it. Those are aborted, once all of them have run for `proactive_patience_ms`.
 --   retry     released, their prompts first in line for a fresh worker
@@ -12,9 +12,10 @@ local method, patience = p[1], tonumber(p[4])
 if method == '' or tonumber(p[2]) ~= run.head then return reply('OK', {}) end
 
 open_window()
-local full = slacks()[last] < 1 or redis.call('ZCARD', PROMPTS) == 0
-local remaining = math.min(redis.call('ZCARD', RESERVED), run.buffer_capacity - occupied[run.head])
-if occupied[run.head] >= run.batch_size or not full or remaining > tonumber(p[3]) then return reply('OK', {}) end
+find_slack()
+local head, full = window[run.head], window[last].slack < 1 or redis.call('ZCARD', PROMPTS) == 0
+local remaining = math.min(redis.call('ZCARD', RESERVED), run.buffer_capacity - head.occupied)
+if head.occupied >= run.batch_size or not full or remaining > tonumber(p[3]) then return reply('OK', {}) end
 
 local victims, told = redis.call('ZRANGE', RESERVED, 0, remaining - 1), {}
 for i, entry in ipairs(victims) do

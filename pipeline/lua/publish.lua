@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _run _check _trainer _prompts _buffers _entries
+-- include: _call _found _run _check _trainer _race _prompts _buffers _workers _entries
 -- The policy advances: version = head, event + 1. A version that is out already (a resumed trainer replays its
 -- updates) is answered REPLAYED; the very first weights of the present version only get their record.
 -- KEYS  the run's fixed keys; builds versions, buffer:<window>
@@ -15,12 +15,13 @@ elseif version < run.version or redis.call('HEXISTS', VERSIONS, version) == 1 th
 end
 
 open_window()
+local event = tonumber(field('event'))
 if advances then
-  run.version, run.event = version, run.event + 1
+  run.version, event = version, event + 1
   move_window()
 end
 redis.call('HSET', VERSIONS, version,
-  cjson.encode({ path = ARGV[7], digest = ARGV[8], event = run.event, time = now }))
-record('published', 'version', version, 'event', run.event, 'path', ARGV[7], 'digest', ARGV[8])
-settle('version', run.version, 'event', run.event)
-return reply('PUBLISHED', run.event)
+  cjson.encode({ path = ARGV[7], digest = ARGV[8], event = event, time = now }))
+record('published', 'version', version, 'event', event, 'path', ARGV[7], 'digest', ARGV[8])
+settle('version', run.version, 'event', event)
+return reply('PUBLISHED', event)

@@ -160,7 +160,7 @@ def test_the_prompt_is_idle_again_with_its_outcome_as_evidence(new_run):
 def test_evidence_is_equal_under_any_permutation_of_receipts(new_run, names):
     """Three entries of one prompt from events 0, 1 and 2, finished in all six orders."""
     found, d = [], new_run(prompts=0, batch_size=6, max_staleness=2)
-    d.client.hset(keys.run(d.run), "window", "0/0 0/0 0/18")  # all 18 are due in buffer 2
+    d.client.hset(keys.run(d.run), "window", "0/18/ 0/0/ 0/0/")  # all 18 are due in buffer 2
     for number, order in enumerate(itertools.permutations(range(3))):
         prompt = f"only-{number}"
         taken = []
