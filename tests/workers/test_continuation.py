@@ -197,3 +197,19 @@ def test_a_truncated_reply_keeps_what_the_engine_had(journey):
         assert not await case.generator.truncate()
 
     journey(body, lambda request, label: "hang")
+
+
+def test_a_reply_that_is_truncated_while_it_waits_for_an_engine_keeps_its_pieces(journey):
+    async def body(case):
+        async with case.clock:
+            task = asyncio.create_task(case.generator.generate([10], 8, 0))
+            while not case.counts["continued"]:
+                await asyncio.sleep(0.01)
+            case.routes.ready.clear()
+            while not case.routes.waiters:
+                await asyncio.sleep(0.01)
+            assert not await case.generator.truncate()
+            task.cancel()
+            assert parts(await task) == ([5, 6], [-1, -2], "truncated", [(0, 2, "e0", 0)])
+
+    journey(body, lambda request, label: answer(label(0), (5, 6), finish="abort"))
