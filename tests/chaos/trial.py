@@ -73,6 +73,7 @@ class Trial:
         code, said = run.headrace("down", NAME)
         if code:
             self.fail(f"down: {said}")
+        run.launcher.wait(RECOVERY_S)
         last = run.made + LAST_UPDATES
         run.up(last)
         run.launcher.wait(START_S + RECOVERY_S)
