@@ -89,7 +89,7 @@ def journey(sglang, admin, redis_url, tmp_path_factory):
             c.register_engine("e0", version, sglang.url)
             asyncio.run(work(config, Coordinator(client, run)))
             played.append(c.fetch(c.consume("trainer", version).refs))
-            updater.update(played[version], version)
+            updater.update(updater.prepare(played[version]), version)
     return SimpleNamespace(config=config, folders=folders, played=played)
 
 

@@ -72,6 +72,7 @@ class MicroBatch:
     tokens, positions  [rows, width] int64
     sources            [n] int64, index into the flattened cells whose output predicts each action token
     targets            [n] int64, the action tokens themselves
+    rollout            [n] float32 nats, their log-probs as the engines reported them
     members            the trajectories (indices into the update) whose action tokens follow one another in [n]
     counts             action tokens of each member; they sum to n
     """
@@ -80,12 +81,13 @@ class MicroBatch:
     positions: torch.Tensor
     sources: torch.Tensor
     targets: torch.Tensor
+    rollout: torch.Tensor
     members: list[int]
     counts: list[int]
 
     def to(self, device: torch.device) -> "MicroBatch":
-        moved = {name: getattr(self, name).to(device) for name in ("tokens", "positions", "sources", "targets")}
-        return MicroBatch(**moved, members=self.members, counts=self.counts)
+        tensors = (self.tokens, self.positions, self.sources, self.targets, self.rollout)
+        return MicroBatch(*(tensor.to(device) for tensor in tensors), members=self.members, counts=self.counts)
 
 
 def pack(rows: Rows, trajectories: Sequence[Trajectory]) -> MicroBatch:
@@ -93,7 +95,8 @@ def pack(rows: Rows, trajectories: Sequence[Trajectory]) -> MicroBatch:
     width = max((sum(len(trajectories[i].tokens) for i in row) for row in rows), default=1)
     tokens = np.zeros((max(len(rows), 1), width), np.int64)
     positions = np.zeros_like(tokens)  # padding: each cell a sequence of its own
-    sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    count = np.arange(width)
+    sources, targets, rollout = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     members, counts = [], []
     for r, row in enumerate(rows):
         start = 0
@@ -101,23 +104,18 @@ def pack(rows: Rows, trajectories: Sequence[Trajectory]) -> MicroBatch:
             t = trajectories[i]
             end = start + len(t.tokens)
             tokens[r, start:end] = t.tokens
-            positions[r, start:end] = np.arange(len(t.tokens))
+            positions[r, start:end] = count[: end - start]
             actions = action_places(t)
-            sources.append(r * width + start + actions - 1)
-            targets.append(t.tokens[actions].astype(np.int64))
+            sources.append(actions + (r * width + start - 1))
+            targets.append(t.tokens[actions])
+            rollout.append(t.rollout_logprobs[actions])
             members.append(i)
             counts.append(len(actions))
             start = end
-    arrays = (tokens, positions, np.concatenate(sources), np.concatenate(targets))
+    arrays = (tokens, positions, *map(np.concatenate, (sources, targets, rollout)))
     return MicroBatch(*map(torch.from_numpy, arrays), members=members, counts=counts)
 
 
 def action_places(t: Trajectory) -> np.ndarray:
     """[L] int64: where the action tokens are; never 0, since nothing predicts a first token."""
-    places = np.flatnonzero(t.loss_mask)
-    return places[places > 0]
-
-
-def per_token(batch: MicroBatch, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """[n] float32: `arrays[i]` ([T] each) at the action tokens of the micro-batch, in its order."""
-    return np.concatenate([np.zeros(0, np.float32), *(arrays[i] for i in batch.members)]).astype(np.float32)
+    return 1 + np.flatnonzero(t.loss_mask[1:].view(bool))  # of bools it is twice as fast

@@ -95,7 +95,7 @@ def probe_logprobs(model: PreTrainedModel, tokens: list[int]) -> list[float]:
     """[31] nats, of tokens[1:], each given those before it, at temperature 1."""
     ids = torch.tensor([tokens])
     places = torch.arange(len(tokens))
-    batch = MicroBatch(ids, places[None], places[:-1], ids[0, 1:], [0], [len(tokens) - 1])
+    batch = MicroBatch(ids, places[None], places[:-1], ids[0, 1:], torch.zeros(len(tokens) - 1), [0], [len(tokens) - 1])
     return action_logprobs(model, batch.to(model.device))[0].tolist()
 
 

@@ -1,8 +1,9 @@
 """One update: from the trajectories of a buffer to new weights.
 
-    rewards, values, L ──estimate──▶ Ã, centred over the whole update
-    trajectories ──K minibatches──▶ plan ──▶ micro-batches of this rank ──▶ loss / (ΣL / K), backward   ┐ per minibatch,
-                                             clip the global gradient norm ──▶ AdamW                     ┘ one step each
+    prepare   rewards, values, L ──estimate──▶ Ã, centred over the whole update
+              trajectories ──K minibatches──▶ plan ──▶ pack ──▶ micro-batches of this rank
+    update    each micro-batch ──▶ loss / (ΣL / K), backward      ┐ per minibatch,
+              clip the global gradient norm ──▶ AdamW             ┘ one step each
 
 Every rank has all trajectories and computes its share; gradients are summed by FSDP2, metrics by `combine`. Nothing
 depends on how the trajectories were packed or shared out.
@@ -10,6 +11,7 @@ depends on how the trajectories were packed or shared out.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from pipeline.errors import HeadraceError
 from pipeline.trajectory import Trajectory
 from trainer.loss import combine, policy_loss
 from trainer.model import action_logprobs
-from trainer.packing import MicroBatch, action_places, pack, per_token, plan
+from trainer.packing import MicroBatch, pack, plan
 from trainer.ranks import Ranks
 
 
@@ -44,6 +46,21 @@ def make_optimizer(model, config: Config) -> torch.optim.AdamW:
     )
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """The batch of one update, and all of it that the policy does not decide.
+
+    counts       [n] action tokens of each trajectory
+    advantages   [n] float64
+    minibatches  for each optimizer step, this rank's micro-batches
+    """
+
+    trajectories: list[Trajectory]
+    counts: np.ndarray
+    advantages: np.ndarray
+    minibatches: list[list[MicroBatch]]
+
+
 class Updater:
     """Model and optimizer of one run. `share_rows`: see trainer/model.py."""
 
@@ -51,28 +68,32 @@ class Updater:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.ranks, self.share_rows = ranks, share_rows
 
-    def update(self, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-        """Train on one buffer's trajectories, `minibatches` optimizer steps; version: of the policy before it.
+    def prepare(self, trajectories: list[Trajectory]) -> Prepared:
+        """Advantages and this rank's packed rows. Any thread may call it, also while another one is in `update`."""
+        counts = np.array([np.count_nonzero(t.loss_mask[1:]) for t in trajectories])
+        everything, steps = range(len(trajectories)), self.config.trainer.minibatches
+        minibatches = [self._micro_batches(trajectories, everything[k::steps]) for k in range(steps)]
+        return Prepared(trajectories, counts, advantages_of(trajectories, counts, self.config), minibatches)
+
+    def update(self, batch: Prepared, version: int) -> dict[str, float]:
+        """Train on one buffer, `minibatches` optimizer steps; version: of the policy before it.
 
         Returns the loss's metrics (mean over the update's action tokens) and those of `describe`.
         Raises TrainingFailed, before the optimizer's step, if a gradient is not finite.
         """
-        counts = np.array([len(action_places(t)) for t in trajectories])
-        advantages = advantages_of(trajectories, counts, self.config)
-        minibatches = self.config.trainer.minibatches
-        tokens = counts.sum() / minibatches  # the same divisor for each step keeps ΣL Ã = 0 the update's measure
-        everything = range(len(trajectories))
-        batches = [self._micro_batches(trajectories, everything[k::minibatches]) for k in range(minibatches)]
-        proximal = self._proximal(batches, trajectories)
+        minibatches = [[micro.to(self.ranks.device) for micro in own] for own in batch.minibatches]
+        tokens = batch.counts.sum() / len(minibatches)  # one divisor for all steps keeps ΣL Ã = 0 the update's measure
+        proximal = self._proximal(minibatches)
         steps = [
-            self._step(micro, prox, trajectories, advantages, tokens, version)
-            for micro, prox in zip(batches, proximal, strict=True)
+            self._step(own, prox, batch.advantages, tokens, version)
+            for own, prox in zip(minibatches, proximal, strict=True)
         ]
         metrics = {
-            name: max(s[name] for s in steps) if name.endswith("_max") else sum(s[name] for s in steps) / minibatches
+            name: max(s[name] for s in steps) if name.endswith("_max") else sum(s[name] for s in steps) / len(steps)
             for name in steps[0]
         }
-        return metrics | describe(trajectories, counts, advantages, version) | {"lr": self.config.optimizer.lr}
+        described = describe(batch.trajectories, batch.counts, batch.advantages, version)
+        return metrics | described | {"lr": self.config.optimizer.lr}
 
     def _micro_batches(self, trajectories: Sequence[Trajectory], members: Sequence[int]) -> list[MicroBatch]:
         """This rank's share of the trajectories `members`; those without action tokens add nothing and are left out."""
@@ -80,29 +101,29 @@ class Updater:
         lengths = [len(trajectories[i].tokens) for i in members]
         own = plan(lengths, self.config.trainer.token_budget, self.ranks.size, self.share_rows)[self.ranks.rank]
         named = ([[members[i] for i in row] for row in rows] for rows in own)
-        return [pack(rows, trajectories).to(self.ranks.device) for rows in named]
+        return [pack(rows, trajectories) for rows in named]
 
-    def _proximal(self, batches: list[list[MicroBatch]], trajectories: Sequence[Trajectory]):
+    def _proximal(self, minibatches: list[list[MicroBatch]]) -> list[list[torch.Tensor | None]]:
         """Per micro-batch, [n] log-probs of the policy at the start of the update; None: those of its own forward."""
         if self.config.loss.proximal == "rollout":
-            return [[self._rollout(micro, trajectories) for micro in batch] for batch in batches]
-        if self.config.trainer.minibatches == 1:
-            return [[None] * len(batch) for batch in batches]
+            return [[micro.rollout for micro in own] for own in minibatches]
+        if len(minibatches) == 1:
+            return [[None] * len(own) for own in minibatches]
         with torch.no_grad():
-            return [[self._logprobs(micro)[0] for micro in batch] for batch in batches]
+            return [[self._logprobs(micro)[0] for micro in own] for own in minibatches]
 
-    def _step(self, batch, proximal, trajectories, advantages, tokens: float, version: int) -> dict[str, float]:
-        """One optimizer step over the micro-batches of all ranks."""
+    def _step(self, own, proximal, advantages: np.ndarray, tokens: float, version: int) -> dict[str, float]:
+        """One optimizer step over the micro-batches of all ranks, of which `own` are this one's."""
         self.optimizer.zero_grad()
         parts = []
-        for micro, prox in zip(batch, proximal, strict=True):
+        for micro, prox in zip(own, proximal, strict=True):
             logprobs, entropy = self._logprobs(micro)
             prox = logprobs.detach() if prox is None else prox
             weights = torch.from_numpy(np.repeat(advantages[micro.members], micro.counts)).to(logprobs)
             loss, metrics = policy_loss(
                 logprobs,
                 prox,
-                self._rollout(micro, trajectories),
+                micro.rollout,
                 weights,
                 torch.ones_like(logprobs),
                 self.config.loss,
@@ -129,10 +150,6 @@ class Updater:
 
     def _logprobs(self, micro: MicroBatch):
         return action_logprobs(self.model, micro, self.config.rollout.temperature)
-
-    def _rollout(self, micro: MicroBatch, trajectories: Sequence[Trajectory]) -> torch.Tensor:
-        actions = {i: trajectories[i].rollout_logprobs[action_places(trajectories[i])] for i in micro.members}
-        return torch.from_numpy(per_token(micro, actions)).to(self.ranks.device)
 
 
 def advantages_of(trajectories: Sequence[Trajectory], counts: np.ndarray, config: Config) -> np.ndarray:

@@ -44,7 +44,7 @@ def compute_on(
     trajectories = trajectories or [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
     sharded = policy.shard(policy.load(model), ranks, dtype)
     updater = Updater(sharded, make_optimizer(sharded, config), config, ranks, share_rows)
-    metrics = updater.update(trajectories, version=2)
+    metrics = updater.update(updater.prepare(trajectories), version=2)
     named = dict(sharded.named_parameters())
     gradients = {name: p.grad.full_tensor() for name, p in named.items()}
     weights = {name: p.detach().full_tensor() for name, p in named.items()}
