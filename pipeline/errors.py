@@ -17,12 +17,19 @@ class ConfigError(HeadraceError, ValueError):
     code = "CONFIG"
 
 
-class BadTrajectory(HeadraceError, ValueError):
-    """A trajectory that no trainer could use; `code` names what is wrong with it."""
+class Coded(HeadraceError):
+    """One class for several broken rules; `code` says which."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
         self.code = code
+
+    def __reduce__(self):  # as ranks tell each other of it
+        return type(self), (self.code, str(self))
+
+
+class BadTrajectory(Coded, ValueError):
+    """A trajectory that no trainer could use; `code` names what is wrong with it."""
 
 
 class LedgerError(HeadraceError):
@@ -61,9 +68,5 @@ class MissingBatch(LedgerError, LookupError):
     code = "MISSING"
 
 
-class OutOfSequence(LedgerError, ValueError):
+class OutOfSequence(Coded, LedgerError, ValueError):
     """Consume, Publish or Checkpoint of a version whose turn it is not; `code` says which rule."""
-
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code

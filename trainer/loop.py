@@ -1,15 +1,19 @@
 """The training loop: buffers in, versions out, in an order that survives a kill at any point.
 
     join(checkpoint c) ─▶ publish c, if the ledger lacks it
-      └▶ for v = c, c+1, …:  wait for buffer v READY ─▶ consume ─▶ fetch ─▶ update v ─▶ metrics.jsonl
-                             ─▶ every k: checkpoint v+1, durable, then told to the ledger
+      └▶ for v = c, c+1, …:  wait for buffer v READY ─▶ consume ─▶ take ─▶ update v ─▶ metrics.jsonl
                              ─▶ every P: weights v+1, durable, then published
+                             ─▶ every k: checkpoint v+1, durable, then told to the ledger
+
+Batch v+1 is looked for, fetched and packed meanwhile: trainer/prefetch.py. Weights go before a checkpoint: engines
+generate while it is written.
 
 What the ledger is told lies on the disk already. A trainer that comes back at c gets batches c, c+1, … again, in the
 same order, and computes the same; versions that are out already are not written again.
 
-Only rank 0 talks to the ledger and looks at the disk; what it finds decides for all ranks. A Redis that is away is
-waited for; one that lost writes, or everything, gets a checkpoint first and is joined again.
+Only rank 0 talks to the ledger and looks at the disk; what it finds decides for all ranks, which but read the batch
+themselves. A Redis that is away is waited for; one that lost writes, or everything, gets a checkpoint first and is
+joined again.
 """
 
 import time
@@ -26,6 +30,7 @@ from pipeline.progress import Progress
 from pipeline.redis_server import RedisFailed, patient
 from pipeline.weights import MANIFEST, read_manifest
 from trainer import checkpoint, model
+from trainer.prefetch import Prefetch
 from trainer.publish import remove_drafts, write_weights
 from trainer.ranks import Ranks
 from trainer.record import Record
@@ -51,15 +56,16 @@ class Trainer:
     def run(self) -> None:
         self._start()
         goes_on = self._join()
-        while goes_on and self.version < self.config.run.total_steps:
-            try:
-                goes_on = self._advance()
-            except (RolledBack, UnknownRun):  # Redis lost writes, or all of them; what this trainer has is newer
-                self._save(tell=False)
-                goes_on = self._join()
-            except RedisFailed:  # away for too long, or while this trainer was asked to stop
-                self._save(tell=False)
-                raise
+        with Prefetch(self.ledger, self.updater.prepare) as self.prefetch:
+            while goes_on and self.version < self.config.run.total_steps:
+                try:
+                    goes_on = self._advance()
+                except (RolledBack, UnknownRun):  # Redis lost writes, or all of them; what this trainer has is newer
+                    self._save(tell=False)
+                    goes_on = self._join()
+                except RedisFailed:  # away for too long, or while this trainer was asked to stop
+                    self._save(tell=False)
+                    raise
         self._save()
         self._on_first(self.progress.done)
 
@@ -114,20 +120,20 @@ class Trainer:
             self._save()
             return True
         with self.record.timed("fetch"):
-            trajectories = self._on_first(lambda: self.ledger.fetch(batch.refs))
-        self._busy(update=f"{self.version} on {len(trajectories)} trajectories")
-        began = time.monotonic()
-        metrics = self.updater.update(trajectories, self.version)
-        took = time.monotonic() - began
-        entries = list(dict.fromkeys(trajectory.entry for trajectory in trajectories))
-        line = self.ranks.on_first(lambda: self.record.write(self.version, entries, metrics, took))
+            prepared = self.ranks.on_each(lambda: patient(lambda: self.prefetch.take(batch.refs), stop=self.stop))
+        self.prefetch.look_for(self.version + 1)
+        self._busy(update=f"{self.version} on {len(batch.refs)} trajectories")
+        with self.record.timed("update"):
+            metrics = self.updater.update(prepared, self.version)
+        entries = list(dict.fromkeys(ref.entry for ref in batch.refs))
+        line = self.ranks.on_first(lambda: self.record.write(self.version, entries, metrics))
         self.version += 1
         self._on_first(lambda: self.progress.working(version=self.version, tokens_s=line["tokens_per_second"]))
         keep = self.config.buffers.max_staleness + 2
         self.recent = [*self.recent, entries][-keep:]
+        self._publish_if_due()
         if self.version % self.config.trainer.checkpoint_every == 0:
             self._save()
-        self._publish_if_due()
         return True
 
     def _next_batch(self) -> Batch | str | None:

@@ -61,6 +61,17 @@ class Ranks:
             raise error
         return answer
 
+    def on_each(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns on this rank, once every rank is done with it; the error of one is every rank's."""
+        answer = error = None
+        try:
+            answer = call()
+        except (HeadraceError, redis.RedisError, OSError) as raised:
+            error = raised
+        if raised := next(filter(None, self.gather(error)), None):
+            raise raised
+        return answer
+
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 

@@ -1,13 +1,15 @@
 """The updates of a run, one line each in metrics.jsonl and one entry each in a stream; and where the time went.
 
-timed("ready") ─┐
-timed("fetch") ─┼─▶ write(version, batch, metrics) ─▶ {"version": 12, "batch": "9f3c…", "loss": …, "wait_seconds": {…}}
-timed("publish")┘
+line 11 ├ publish ┤├ ready ┤├ fetch ┤├ update ┤ line 12     one clock, which is in one place at any time: what
+        └─────────── its `seconds` ───────────┘             line 12 says of its parts never exceeds the whole
+
+{"version": 12, "batch": "9f3c…", "loss": …, "seconds": 9.1, "step_seconds": 6.2, "wait_seconds": {"ready": 2.4, …}}
 """
 
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,23 +21,31 @@ from pipeline import jsonl, keys
 from pipeline.progress import record_metrics
 from pipeline.redis_server import patient
 
+WAITS = ("ready", "fetch", "publish", "checkpoint")  # why no update runs
+
 
 class Record:
     """Kept by every rank; rank 0 alone calls `forget` and `write`."""
 
     def __init__(self, client: redis.Redis, run: str, file: Path):
         self.client, self.run, self.file = client, run, file
-        self.waits: dict[str, float] = {}
-        self.clock = time.monotonic()
+        self.spent: Counter[str] = Counter()  # seconds since the last line
+        self.doing, self.since = "", time.monotonic()
 
     @contextmanager
-    def timed(self, cause: str) -> Iterator[None]:
-        """What happens in here was waited for, in the next line's `wait_seconds`."""
-        began = time.monotonic()
+    def timed(self, doing: str) -> Iterator[None]:
+        """The time in here is that of an "update", or of one of WAITS."""
+        before = self._switch(doing)
         try:
             yield
         finally:
-            self.waits[cause] = self.waits.get(cause, 0.0) + time.monotonic() - began
+            self._switch(before)
+
+    def _switch(self, doing: str) -> str:
+        now, before = time.monotonic(), self.doing
+        self.spent[before] += now - self.since
+        self.doing, self.since = doing, now
+        return before
 
     def forget(self, version: int) -> None:
         """Drop updates from `version` on: they will be made, and recorded, again."""
@@ -53,20 +63,20 @@ class Record:
                 break
             self.client.xdel(stream, entry)
 
-    def write(self, version: int, batch: Sequence[str], metrics: dict[str, Any], step_seconds: float) -> dict[str, Any]:
+    def write(self, version: int, batch: Sequence[str], metrics: dict[str, Any]) -> dict[str, Any]:
         """Record update `version` and return its line. batch: the entries it was made from, in order; `headrace audit`
         holds them against those that the ledger handed out. tokens_per_second counts the waiting, step_seconds does
         not."""
-        now = time.monotonic()
-        elapsed, self.clock = now - self.clock, now
-        waits, self.waits = self.waits, {}
+        self._switch(self.doing)
+        spent, self.spent = self.spent, Counter()
         line = {"version": version, "step": version + 1, "time_ms": time.time_ns() // 1_000_000}
         line |= {"batch": hashlib.sha256(" ".join(batch).encode()).hexdigest()[:16], **metrics}
         line |= {
-            "wait_seconds": {cause: round(seconds, 4) for cause, seconds in waits.items()},
-            "idle_seconds": round(waits.get("ready", 0.0), 4),
-            "step_seconds": round(step_seconds, 4),
-            "tokens_per_second": round(metrics["tokens"] / elapsed, 1),
+            "seconds": round(spent.total(), 4),
+            "step_seconds": round(spent["update"], 4),
+            "idle_seconds": round(spent["ready"], 4),
+            "wait_seconds": {cause: round(spent[cause], 4) for cause in WAITS},
+            "tokens_per_second": round(metrics["tokens"] / spent.total(), 1),
         }
         patient(lambda: record_metrics(self.client, self.run, line, self.file))
         return line

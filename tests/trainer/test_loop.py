@@ -24,7 +24,7 @@ from trainer.publish import PublishError
 from trainer.ranks import joined
 from trainer.update import TrainingFailed
 
-TIMES = {"time_ms", "wait_seconds", "idle_seconds", "step_seconds", "tokens_per_second"}
+TIMES = {"time_ms", "seconds", "wait_seconds", "idle_seconds", "step_seconds", "tokens_per_second"}
 OF_ONE_RUN = TIMES | {"batch"}  # which names entries, whose ids no other run has
 
 
@@ -93,16 +93,31 @@ def test_a_run_records_every_update_and_publishes_every_version(client, run, tmp
 
 
 class KilledBeforePublication(Trainer):
-    """Checkpoint 2 is durable, its weights are not written."""
+    """Update 2 is done and recorded; the weights of version 3 are not written."""
+
+    goes_on_at = 2
 
     def _publish(self, last=False):
-        if self.version == 2:
+        if self.version == 3:
+            raise Killed
+        super()._publish(last)
+
+
+class KilledBeforeTheLastPublication(Trainer):
+    """Checkpoint 4 is durable and the ledger knows; its weights are not written."""
+
+    goes_on_at = 4
+
+    def _publish(self, last=False):
+        if last:
             raise Killed
         super()._publish(last)
 
 
 class KilledBeforeTheLedgerKnows(Trainer):
     """Weights of version 3 lie on the disk; the ledger was not told."""
+
+    goes_on_at = 2
 
     def _publish(self, last=False):
         if self.version == 3:
@@ -113,8 +128,34 @@ class KilledBeforeTheLedgerKnows(Trainer):
         raise Killed
 
 
+class KilledBeforeACheckpoint(Trainer):
+    """Version 2 is published; there is no checkpoint yet."""
+
+    goes_on_at = None
+
+    def _save(self, tell=True):
+        if self.version == 2:
+            raise Killed
+        super()._save(tell)
+
+
+class KilledBeforeTheLedgerKnowsACheckpoint(Trainer):
+    """Version 2 is published and its checkpoint durable; the ledger was not told."""
+
+    goes_on_at = 2
+
+    def _save(self, tell=True):
+        self.ledger.checkpoint = self._die
+        super()._save(tell)
+
+    def _die(self, *_):
+        raise Killed
+
+
 class KilledWhileItWaits(Trainer):
     """Update 2 is done and published, but in no checkpoint."""
+
+    goes_on_at = 2
 
     def _next_batch(self):
         if self.version == 3:
@@ -122,13 +163,24 @@ class KilledWhileItWaits(Trainer):
         return super()._next_batch()
 
 
-@pytest.mark.parametrize("kind", [KilledBeforePublication, KilledBeforeTheLedgerKnows, KilledWhileItWaits])
+KILLED = [
+    KilledBeforePublication,
+    KilledBeforeTheLastPublication,
+    KilledBeforeTheLedgerKnows,
+    KilledBeforeACheckpoint,
+    KilledBeforeTheLedgerKnowsACheckpoint,
+    KilledWhileItWaits,
+]
+
+
+@pytest.mark.parametrize("kind", KILLED)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, redis_url, run, tmp_path, uninterrupted, kind):
     config = make_run(tmp_path, run)
     with Producer(client, config) as producer:
         with pytest.raises(Killed):
             train(config, client, kind=kind)
-        assert checkpoint.newest(config.folder / "checkpoints").name == "2"
+        found = checkpoint.newest(config.folder / "checkpoints")
+        assert (found and int(found.name)) == kind.goes_on_at
         before = producer.ledger.versions()
         train(config, client)
     assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
@@ -148,6 +200,95 @@ def test_a_trainer_that_is_stopped_writes_a_checkpoint(client, run, tmp_path, un
         assert checkpoint.newest(config.folder / "checkpoints").name == "1"
         train(config, client)
     assert last_weights(config) == uninterrupted[1]
+
+
+class Gated(Trainer):
+    """Batch 2 is looked for ahead only once `gate` is open; `fetched`: which thread fetched each batch."""
+
+    def _start(self):
+        super()._start()
+        self.gate, self.fetched, self.fetch, self.peek = threading.Event(), [], self.ledger.fetch, self.ledger.peek
+        self.ledger.fetch, self.ledger.peek = self._fetch, self._peek
+
+    def _peek(self, version):
+        assert version != 2 or self.gate.wait(60)
+        return self.peek(version)
+
+    def _fetch(self, refs):
+        found = self.fetch(refs)
+        self.fetched.append(threading.current_thread().name.partition("_")[0])
+        return found
+
+    def _until_fetched(self, batch):
+        self.gate.set()
+        wait_until(lambda: len(self.fetched) > batch)
+        assert self.fetched[batch] == "prefetch"
+
+
+class PublishesMeanwhile(Gated):
+    def _publish(self, last=False):
+        if self.version == 2:
+            self._until_fetched(2)
+        super()._publish(last)
+
+
+class SavesMeanwhile(Gated):
+    def _save(self, tell=True):
+        if self.version == 2:
+            self._until_fetched(2)
+        super()._save(tell)
+
+
+@pytest.mark.parametrize("kind", [PublishesMeanwhile, SavesMeanwhile])
+def test_the_next_batch_is_fetched_during_publications_and_checkpoints(client, run, tmp_path, uninterrupted, kind):
+    config = make_run(tmp_path, run, max_staleness=1)
+    with Producer(client, config):
+        trainer = train(config, client, kind=kind)
+    assert trainer.gate.is_set()
+    assert last_weights(config) == uninterrupted[1], "the same batches, whenever they were fetched"
+    assert all(
+        sum(line["wait_seconds"].values()) + line["step_seconds"] <= line["seconds"] + 1e-3 for line in recorded(config)
+    )
+
+
+class KilledInAnUpdate(Gated):
+    """Batch 1 is consumed and not trained on, batch 2 is fetched and packed."""
+
+    def _busy(self, **numbers):
+        super()._busy(**numbers)
+        if self.version == 1:
+            self._until_fetched(2)
+            raise Killed
+
+
+class KilledAfterAnUpdate(Gated):
+    """Update 2 is done and not recorded, batch 3 is fetched and packed."""
+
+    def _start(self):
+        super()._start()
+        self.gate.set()
+        self.write, self.record.write = self.record.write, self._write
+
+    def _write(self, version, *arguments):
+        if version == 2:
+            self._until_fetched(3)
+            raise Killed
+        return self.write(version, *arguments)
+
+
+@pytest.mark.parametrize("kind", [KilledInAnUpdate, KilledAfterAnUpdate])
+def test_a_batch_that_was_fetched_ahead_is_not_lost_with_the_trainer(
+    client, redis_url, run, tmp_path, uninterrupted, kind
+):
+    config = make_run(tmp_path, run, max_staleness=1)
+    with Producer(client, config):
+        with pytest.raises(Killed):
+            train(config, client, kind=kind)
+        train(config, client)
+    assert last_weights(config) == uninterrupted[1]
+    assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
+    events.archive(client, run, config.folder / "events.jsonl")
+    assert audit(config, redis_url).clean
 
 
 def test_publication_every_second_update_and_a_last_odd_one(client, run, tmp_path):
@@ -432,7 +573,7 @@ def test_another_number_of_ranks_than_the_runs_is_refused(redis_url, run, tmp_pa
 
 def test_two_ranks_train_on_batches_of_one_trajectory(client, redis_url, run, tmp_path):
     """The second rank has nothing to compute, and joins every collective."""
-    config = make_run(tmp_path, run, ranks=2, batch_size=1, total_steps=2, checkpoint_every=1)
+    config = make_run(tmp_path, run, ranks=2, batch_size=1, total_steps=2, checkpoint_every=1, max_staleness=1)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = launch + trainer_command(config, redis_url)[1:]
