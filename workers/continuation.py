@@ -20,7 +20,7 @@ from workers.clock import Clock
 from workers.engine import EngineAborted, EngineGone, Reply, WrongWeights, new_rid
 from workers.routing import Routes
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before the same reply is asked for again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before the same reply is asked for a third time, a fourth …
 
 
 class Continued:
@@ -65,7 +65,7 @@ class Continued:
         return True
 
     async def _generate(self, kept: "_Kept", tokens: list[int], max_tokens: int, at_least: int) -> Reply:
-        pause = FIRST_PAUSE_S
+        pause = 0.0
         while True:
             engine = await self._choose(at_least)
             self._request = engine, new_rid()
@@ -91,8 +91,9 @@ class Continued:
                 return kept.reply(finish)
             if len(kept.tokens) >= max_tokens:
                 return kept.reply("length")
+            await self.routes.refresh()  # mostly the engine is about to load: sent there again, it would wait for that
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause or FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def _end(self, tokens: list[int]) -> int:
         """How many of the tokens it takes until a stop string is complete; 0 if none is."""

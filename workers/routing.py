@@ -44,18 +44,25 @@ class Routes:
         self.patience_s = settings.engines.start_timeout_s + settings.engines.load_timeout_s
         self._labels: set[Label] = set()
         self._changed = asyncio.Event()  # replaced when it is set
+        self._reading, self._read = asyncio.Lock(), 0.0  # when the newest answer was asked for
         self.ready: dict[str, EngineView] = {}
         self.not_ready: dict[str, str] = {}  # name -> why
         self.in_flight: Counter[str] = Counter()  # episodes of this worker, at the engine they were at last
         self.waiters = 0  # episodes that no engine can go on with at present
 
     async def refresh(self) -> None:
-        """Read the engines' states anew."""
-        engines = await self._ledger(self._ledger.coordinator.engines)
-        self.ready = {e.name: e for e in engines if e.state == "ready" and e.url}
-        self.not_ready = {e.name: e.reason or e.state for e in engines if e.name not in self.ready}
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Read the engines' states anew; once for all who ask at the same time."""
+        asked = time.monotonic()
+        async with self._reading:
+            if self._read > asked:
+                return
+            begun = time.monotonic()
+            engines = await self._ledger(self._ledger.coordinator.engines)
+            self.ready = {e.name: e for e in engines if e.state == "ready" and e.url}
+            self.not_ready = {e.name: e.reason or e.state for e in engines if e.name not in self.ready}
+            self._read = begun
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def order(self, entry: str, at_least: int = 0, at: str | None = None) -> list[str]:
         """Names of the engines that may serve this entry, best first. at: where the episode that asks is now."""

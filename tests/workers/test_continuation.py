@@ -202,10 +202,8 @@ def test_a_truncated_reply_keeps_what_the_engine_had(journey):
 def test_a_reply_that_is_truncated_while_it_waits_for_an_engine_keeps_its_pieces(journey):
     async def body(case):
         async with case.clock:
+            await asyncio.to_thread(case.c.mark_engine, "e0", "loading")  # this worker hears of it with the abort
             task = asyncio.create_task(case.generator.generate([10], 8, 0))
-            while not case.counts["continued"]:
-                await asyncio.sleep(0.01)
-            case.routes.ready.clear()
             while not case.routes.waiters:
                 await asyncio.sleep(0.01)
             assert not await case.generator.truncate()
