@@ -23,7 +23,8 @@ class LedgerView:
         self.client, self.run = client, run
 
     def fields(self) -> dict[str, str]:
-        """hr:{run}: version, head, event, digest, trainer, paused, stopped, and the settings."""
+        """hr:{run}: version, head, event, digest, trainer, paused, stopped, and the settings; `rules` and `window` are
+        the scripts' own short forms of settings and buffers (lua/_run.lua, lua/_buffers.lua)."""
         found = _strings(self.client.hgetall(keys.run(self.run)))
         if not found:
             raise errors.UnknownRun(f"run {self.run!r} is not in this Redis: create it first, or check redis.url")
@@ -125,7 +126,8 @@ class LedgerView:
         ]
 
     def status(self) -> dict[str, Any]:
-        """Numbers of the whole run, and one sentence saying what the next update waits for ("" if for nothing)."""
+        """Numbers of the whole run, and one sentence saying what the next update waits for ("" if for nothing).
+        awaited: the trainer has asked for head and waits, which lets the proactive filter act."""
         run = self.fields()
         with self.client.pipeline(transaction=False) as pipe:
             pipe.hgetall(keys.counters(self.run))
@@ -143,7 +145,9 @@ class LedgerView:
         status = {name: int(run[name]) for name in ("version", "head", "event", "oldest", "checkpoint", "stored")}
         status |= {"placed": int(run["finished"]), "surplus": 0, "filtered": 0, "consumed": 0} | counts | split
         status |= {"prompts": {"idle": idle, "in flight": reserved, "quarantined": quarantined}, "reserved": reserved}
+        status |= {name: int(run[name]) for name in ("consecutive_failures", "consecutive_filtered")}
         status |= {name: run[name] for name in ("trainer", "paused", "stopped", "digest")}
+        status["awaited"] = run["awaited"] == run["head"]
         status["memory_full"] = _budget_full(run, reserved) or memory.is_full(self.client)
         status |= {"engines": [asdict(e) for e in self.engines()], "workers": self.workers()}
         return status | {"waiting": self._waiting(status, run, oldest)}

@@ -28,6 +28,19 @@ def test_the_status_counts_everything_and_says_what_the_run_waits_for(new_run, n
     assert [w["name"] for w in status["workers"]] == [names.worker]
 
 
+def test_the_status_says_whether_the_trainer_waits_and_how_much_was_filtered_in_a_row(new_run, names):
+    d = new_run(batch_size=1, group_size=2, filter_metric="score")
+    d.finish(d.reserve(), outcome=[1.0, 1.0])
+    status = d.c.status()
+    assert (status["awaited"], status["filtered"], status["consecutive_filtered"]) == (False, 1, 1)
+    d.c.consume(names.trainer, 0)
+    assert d.c.status()["awaited"]
+    d.finish(d.reserve(), outcome=[1.0, 0.0])
+    d.c.consume(names.trainer, 0)
+    status = d.c.status()
+    assert (status["awaited"], status["filtered"], status["consecutive_filtered"]) == (False, 1, 0)
+
+
 def test_a_run_without_engines_or_trainer_says_so(client, run):
     c = Coordinator.create(client, run, {"batch_size": 1})
     assert c.status()["waiting"].endswith("no engine is ready")
