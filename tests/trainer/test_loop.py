@@ -443,15 +443,19 @@ def test_a_disk_that_is_full_ends_in_one_message_and_the_run_goes_on_later(clien
     config = make_run(tmp_path, run)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full(_self, *_):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-
     def fails_at(error, version, step):
         class Full(Trainer):
-            def _advance(self):
-                if self.version == version:
-                    full(self)
-                return super()._advance()
+            def _publish(self, last=False):
+                self._fill("weights")
+                super()._publish(last)
+
+            def _save(self, tell=True):
+                self._fill("checkpoints")
+                super()._save(tell)
+
+            def _fill(self, written):
+                if (written, self.version) == (step, version):
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
 
         try:
             with pytest.raises(error, match=r"cannot be written .*make room.* goes on from") as raised:
@@ -462,8 +466,8 @@ def test_a_disk_that_is_full_ends_in_one_message_and_the_run_goes_on_later(clien
         assert list((config.folder / step).glob(".*.new")), "this is about drafts that are left"
 
     with Producer(client, config):
-        fails_at(PublishError, 0, "weights")
-        fails_at(checkpoint.CheckpointError, 1, "checkpoints")
+        fails_at(PublishError, 1, "weights")
+        fails_at(checkpoint.CheckpointError, 2, "checkpoints")
         train(config, client)
     assert not list(config.folder.glob("*/.*.new"))
     assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
