@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,17 @@ def read_metrics(client: Redis, run: str, after: str = "0-0") -> tuple[list[dict
     """The updates recorded after the id `after`, and the id to continue from."""
     found = client.xrange(keys.metrics(run), min=f"({after}")
     return [json.loads(fields[b"json"]) for _, fields in found], found[-1][0].decode() if found else after
+
+
+def read_shares(client: Redis, run: str, updates: int = 20) -> dict[str, float]:
+    """Where the trainer's time went in the newest updates, as shares of it: "update", and what it waited for."""
+    lines = [json.loads(fields[b"json"]) for _, fields in client.xrevrange(keys.metrics(run), count=updates)]
+    lines = [line for line in lines if "seconds" in line]  # those of earlier headraces lack it
+    whole = sum(line["seconds"] for line in lines)
+    spent = Counter(update=sum(line["step_seconds"] for line in lines))
+    for line in lines:
+        spent.update(line["wait_seconds"])
+    return {cause: round(seconds / whole, 3) for cause, seconds in spent.items()} if whole else {}
 
 
 def _value(raw: bytes) -> str | int | float:

@@ -20,7 +20,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.crew import scaled, want_workers, wanted_workers
 from pipeline.errors import HeadraceError
 from pipeline.programs import TRAINER_GRACE_S
-from pipeline.progress import read_processes
+from pipeline.progress import read_processes, read_shares
 from pipeline.redis_server import RedisServer, connect, find_url
 from pipeline.run_folder import find_run, holder_of, locked
 
@@ -77,7 +77,8 @@ def status(ledger: Coordinator) -> dict[str, Any]:
     server = ledger.client.connection_pool.connection_kwargs  # its address for redis-cli, without a password
     address = server.get("path") or f"{server['host']}:{server['port']}"
     shown = {"run": ledger.run, "redis": address}
-    return shown | found | {"evaluations": evaluations, "processes": processes(ledger)}
+    shown |= found | {"trainer_time": read_shares(ledger.client, ledger.run)}
+    return shown | {"evaluations": evaluations, "processes": processes(ledger)}
 
 
 def processes(ledger: Coordinator) -> list[dict[str, Any]]:

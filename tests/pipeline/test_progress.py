@@ -3,7 +3,7 @@ import os
 import time
 
 from pipeline import keys, progress
-from pipeline.progress import Progress, read_metrics, read_processes, record_metrics
+from pipeline.progress import Progress, read_metrics, read_processes, read_shares, record_metrics
 
 
 def test_each_process_says_what_it_waits_for(client, run):
@@ -76,3 +76,11 @@ def test_metrics_are_a_file_and_a_stream_that_is_read_from_where_one_was(client,
     assert [m["version"] for m in first] == [1, 2]
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == first
     assert read_metrics(client, run, last) == ([], last)
+
+
+def test_the_trainers_time_is_shown_as_shares_of_the_newest_updates(client, run, tmp_path):
+    assert read_shares(client, run) == {}
+    for seconds, step, ready in ((100.0, 1.0, 99.0), (6.0, 4.0, 1.0), (4.0, 4.0, 0.0)):
+        line = {"seconds": seconds, "step_seconds": step, "wait_seconds": {"ready": ready, "fetch": 0.0}}
+        record_metrics(client, run, line, tmp_path / "metrics.jsonl")
+    assert read_shares(client, run, updates=2) == {"update": 0.8, "ready": 0.1, "fetch": 0.0}
