@@ -195,7 +195,7 @@ def audit(run, redis_url, as_json):
     findings = audit(config, redis_url)
     name = config.run.name
     click.echo(json.dumps(audit_report.as_dict(name, findings)) if as_json else audit_report.text(name, findings))
-    raise SystemExit(0 if findings.clean else 1)
+    return 0 if findings.clean else 1
 
 
 def _tell(result: dict, as_json: bool) -> None:
