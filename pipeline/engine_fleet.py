@@ -44,7 +44,8 @@ class EngineFleet:
     def follow(self, weights: Weights) -> bool:
         """One pass; True once every engine that works, and at least one, serves `weights`."""
         states = self.introduce()
-        for name, keeper in self.keepers.items():
+        # The oldest weights first: whoever steps first takes the turn, and the others would serve theirs for ever.
+        for name, keeper in sorted(self.keepers.items(), key=lambda item: _served(item[1])):
             step = self._steps.get(name)
             if step is None or not step.is_alive():
                 self._steps[name] = _Step(keeper, weights, states.get(name))
@@ -76,6 +77,10 @@ class EngineFleet:
     def __str__(self) -> str:
         """What each engine serves, such as "engine-0 v12, engine-1 -"."""
         return ", ".join(f"{k.name} {f'v{k.serves.version}' if k.serves else '-'}" for k in self.keepers.values())
+
+
+def _served(keeper: Keeper) -> int:
+    return keeper.serves.version if keeper.serves else -1
 
 
 class _Step(threading.Thread):
