@@ -76,7 +76,9 @@ class Crew:
         kind = role(exit.name)
         if kind == "trainer" and exit.returncode == 0 and self._all_updates_made():
             self.trained = True
-        elif kind == "worker" and (exit.returncode == DRAINED or exit.process.deadline is not None):
+        elif kind == "worker" and exit.process.deadline is not None:
+            return  # too many once; wanted anew meanwhile, it starts again
+        elif kind == "worker" and exit.returncode == DRAINED:
             self._drained.add(exit.name)
         elif self.trained and exit.returncode == 0:
             return

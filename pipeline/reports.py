@@ -166,8 +166,11 @@ def drain(ledger: Coordinator, worker: str) -> dict[str, Any]:
     matching = [name for name in known if worker in (name, _process_of(name))]
     if not matching:
         raise HeadraceError(f"no worker {worker!r}; there are {', '.join(known) or 'none'}")
+    wanted, ending = wanted_workers(ledger.client, ledger.run), set(map(_process_of, matching))
     for name in matching:
         ledger.drain(name)
+    if ending & set(wanted):  # the launcher's: one worker fewer, and a later `scale N` counts without it
+        want_workers(ledger.client, ledger.run, [name for name in wanted if name not in ending])
     return {"message": f"{', '.join(matching)} finishes what it has and ends", "run": ledger.run, "workers": matching}
 
 

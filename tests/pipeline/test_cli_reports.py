@@ -98,8 +98,10 @@ def test_workers_are_listed_and_drained_by_their_name(headrace, ledger):
     assert [(row["worker"], row["in flight"], row["draining"]) for row in rows] == [("worker-0-abc", 1, False)]
     code, _, err = headrace("workers", "drain", "worker")
     assert code == 1, "no prefix: the name of a process"
+    crew.want_workers(ledger.client, "small", ["worker-0", "worker-1"])
     code, out, _ = headrace("workers", "drain", "worker-0", "--json")
     assert (code, json.loads(out)["workers"]) == (0, ["worker-0-abc"])
+    assert crew.wanted_workers(ledger.client, "small") == ["worker-1"], "scale 1 is worker-1, not the one that ends"
     assert ledger.renew("worker-0-abc", []).drain
     code, _, err = headrace("workers", "drain", "worker-9")
     assert code == 1
