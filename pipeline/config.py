@@ -190,6 +190,9 @@ class Publish(Section):
         "new weights",
     )
     at_once: bool = Field(False, description="all engines together; else one after another, and the others go on")
+    transport: Literal["disk", "distributed"] = Field(
+        "disk", description="distributed: the trainer broadcasts, over NCCL or gloo; disk all the same where it cannot"
+    )
 
 
 class Eval(Section):

@@ -12,15 +12,18 @@ tells the workers.
 """
 
 import contextlib
+import functools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.coordinator import Coordinator
 from pipeline.engines import Engine, EngineFailed
 from pipeline.ledger_types import Weights
+from pipeline.transfer import TransferFailed
 from pipeline.weights import BadWeights, Label, verify_files
 
 CHECK_S = 2.0
@@ -33,13 +36,18 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Plan:
-    """What all engines of a run have in common. load_timeout_s: with what `policy` has a load wait for."""
+    """What all engines of a run have in common.
+
+    load_timeout_s  with what `policy` has a load wait for
+    transfer        (url, path, label): brings weights to a serving engine without the disk, or raises TransferFailed
+    """
 
     folder: Path
     load_timeout_s: float
     tolerance: float | None = None
     policy: str = "drain"
     at_once: bool = False
+    transfer: Callable[[str, str, str], None] | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _verifying: threading.Lock = field(default_factory=threading.Lock)
     _verified: Label | None = None
@@ -121,7 +129,8 @@ class Keeper:
             draining = serving and plan.policy == "drain"
             self._mark(DRAINING if draining else LOADING, f"version {weights.version}")
         # Engine.bring's promise: from here on `serves` is what was proved, or nothing
-        manifest = self.engine.bring(folder, run, plan.load_timeout_s, plan.tolerance, plan.policy)
+        transfer = functools.partial(self._transfer, weights, label) if serving and plan.transfer else None
+        manifest = self.engine.bring(folder, run, plan.load_timeout_s, plan.tolerance, plan.policy, transfer)
         if manifest.label(run) != label:
             raise BadWeights(
                 f"{folder} holds {manifest.label(run)}, but {label} was published: the folder was replaced"
@@ -131,6 +140,17 @@ class Keeper:
         log.info("%s serves version %d (%.2f s)", self.name, weights.version, self._checked - begun)
         self.serves, self._token = label, manifest.probe_tokens[0]
         self.failures, self.retry_at, self.problem, self._late = 0, 0.0, "", 0
+
+    def _transfer(self, weights: Weights, label: Label) -> bool:
+        try:
+            self._plan.transfer(self.engine.url, weights.path, str(label))
+            return True
+        except TransferFailed as error:
+            log.warning(
+                "%s loads version %d from disk, because the transfer failed: %s", self.name, label.version, error
+            )
+            self._mark(LOADING, f"version {label.version}, from disk: {error}")
+            return False
 
     def _fail(self, error: Exception) -> None:
         pause = min(FIRST_PAUSE_S * 2**self.failures, LONGEST_PAUSE_S)

@@ -20,6 +20,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 1.0}
 REQUEST_TIMEOUT_S = 30.0
 ALIVE_S = 5.0
 BUSY_S = 0.05
-PAUSES = {"interrupt": "abort", "retract": "retract"}  # SGLang's words
+PAUSES = {"drain": "retract", "interrupt": "abort", "retract": "retract"}  # SGLang's words
+LOADS = "/v1/loads"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
 
 
@@ -53,14 +55,20 @@ class Engine:
 
     def label(self) -> str:
         """The label of the weights it serves, as it says."""
-        return _text(self._call("GET", "/model_info"), "weight_version")
+        return _text(self.call("GET", "/model_info"), "weight_version")
 
     def generates(self, token: int) -> str:
         """Have it generate one token; the label of the weights that did. /health is 200 while the scheduler is dead."""
         return _text(self._generate([token], 1, ALIVE_S), "weight_version")
 
     def bring(
-        self, folder: Path, run: str, timeout_s: float, tolerance: float | None = None, policy: str = "drain"
+        self,
+        folder: Path,
+        run: str,
+        timeout_s: float,
+        tolerance: float | None = None,
+        policy: str = "drain",
+        transfer: Callable[[], bool] | None = None,
     ) -> Manifest:
         """Make the engine serve the published weights in `folder`, and prove it; what it serves already is only proven.
 
@@ -74,36 +82,61 @@ class Engine:
             except EngineFailed as error:
                 if error.code not in ("LABEL", "PROBE"):
                     raise
-        self.load(folder, manifest.label(run), timeout_s, policy)
+        self.load(folder, manifest.label(run), timeout_s, policy, transfer)
         return self.verify(manifest, run, tolerance)
 
-    def load(self, folder: Path, label: Label | str, timeout_s: float, policy: str = "drain") -> None:
+    def load(
+        self,
+        folder: Path,
+        label: Label | str,
+        timeout_s: float,
+        policy: str = "drain",
+        transfer: Callable[[], bool] | None = None,
+    ) -> None:
         """Serve the weights in `folder` as `label`; requests that come meanwhile wait for them.
 
         timeout_s  of the load, with what the policy has it wait for
+        transfer   brings the weights in another way, while the engine stands still; False: it could not
         The path is read by the server: on another host it must be the same shared file system.
         """
-        if policy == "drain":
+        if policy == "drain" and transfer is None:
             self._load(folder, label, timeout_s)
             return
-        if policy == "interrupt":
-            self._send("POST", "/abort_request", {"rid": "", "abort_all": True})
-            time.sleep(BUSY_S)  # the pause looks once a second whether all have stopped: at first, if it looks later
         try:
-            self._call("POST", "/pause_generation", {"mode": PAUSES[policy]}, timeout_s)
-            self._load(folder, label, timeout_s)
-        except EngineFailed:
+            self._stand_still(policy, timeout_s)
+            if transfer is None or not transfer():
+                self._load(folder, label, timeout_s)
+        except Exception:
             with contextlib.suppress(EngineFailed):  # of the two failures the first says what is wrong
                 self._resume()
             raise
         self._resume()
+
+    def _stand_still(self, policy: str, timeout_s: float) -> None:
+        if policy == "drain":
+            deadline = time.monotonic() + timeout_s
+            while busy := self._requests():
+                if time.monotonic() > deadline:
+                    raise EngineFailed("SLOW", f"{self.url}: {busy} requests have not ended within {timeout_s:g} s")
+                time.sleep(BUSY_S)
+        if policy == "interrupt":
+            self._send("POST", "/abort_request", {"rid": "", "abort_all": True})
+            time.sleep(BUSY_S)  # the pause looks once a second whether all have stopped: at first, if it looks later
+        self.call("POST", "/pause_generation", {"mode": PAUSES[policy]}, timeout_s)
+
+    def _requests(self) -> int:
+        """How many it has, running or waiting."""
+        try:
+            return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in self.call("GET", LOADS)["loads"])
+        except (KeyError, TypeError) as error:
+            raise EngineFailed("REPLY", f"{self.url}{LOADS}: expected numbers of requests, found {error!r}") from None
 
     def _load(self, folder: Path, label: Label | str, timeout_s: float) -> None:
         request = {"model_path": str(folder.resolve()), "weight_version": str(label), "flush_cache": True}
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                reply = self._call("POST", "/update_weights_from_disk", request, timeout_s)
+                reply = self.call("POST", "/update_weights_from_disk", request, timeout_s)
                 break
             except EngineFailed as error:
                 # a request that was just answered may count as running a moment longer, and its cache stays: load again
@@ -114,7 +147,7 @@ class Engine:
             raise EngineFailed("REFUSED", f"{self.url} did not load {folder}: {reply.get('message', reply)!s:.500}")
 
     def _resume(self) -> None:
-        self._call("POST", "/continue_generation", {"torch_empty_cache": False})
+        self.call("POST", "/continue_generation", {"torch_empty_cache": False})
 
     def verify(self, manifest: Manifest, run: str, tolerance: float | None = None) -> Manifest:
         """`manifest`. Raises EngineFailed unless the engine serves exactly the weights of `manifest`: label and probe.
@@ -147,7 +180,7 @@ class Engine:
         """What the server says about `tokens`, and that it really continues them by `count`."""
         sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
         request = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        reply = self._call("POST", "/generate", request, timeout_s)
+        reply = self.call("POST", "/generate", request, timeout_s)
         meta = reply.get("meta_info")
         if not isinstance(meta, dict):
             raise EngineFailed("REPLY", f"{self.url}/generate: expected meta_info in the reply, found none")
@@ -157,9 +190,10 @@ class Engine:
             raise EngineFailed("REPLY", f"{self.url}/generate: expected {count} token, found {len(generated)}")
         return meta
 
-    def _call(
+    def call(
         self, method: str, path: str, request: dict | None = None, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[str, Any]:
+        """Any of the server's calls that answers with JSON."""
         text = self._send(method, path, request, timeout_s)
         try:
             reply = json.loads(text)

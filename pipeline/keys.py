@@ -16,6 +16,7 @@ hr:{run}:trainers                   hash    incarnation -> ms it joined
 hr:{run}:counters                   hash    surplus, filtered, consumed, released:<reason>, staleness:<k>
 hr:{run}:events                     stream  every transition: the bell and, archived, the record
 hr:{run}:metrics                    stream  one update an entry
+hr:{run}:transfers                  list    weights that engines ask the trainer for  :transfer:<id>  list
 hr:{run}:processes                  zset    process -> ms of its last refresh  :process:<name>  hash
 hr:{run}:evals                      zset    version -> version               :eval:<version>  hash
 hr:{run}:launcher                   hash    what the local `headrace up` shall keep running
@@ -27,7 +28,7 @@ def run(name: str) -> str:
 
 
 def fixed(name: str) -> list[str]:
-    """The keys that every transition gets, in the order of lua/_run.lua."""
+    """The keys that every transition gets, in the order of lua/_call.lua."""
     return [
         run(name),
         prompts(name),
@@ -113,6 +114,15 @@ def trainers(name: str) -> str:
 def metrics(name: str) -> str:
     """Stream, capped at 10,000: one entry per update, field `json`."""
     return f"{run(name)}:metrics"
+
+
+def transfers(name: str) -> str:
+    return f"{run(name)}:transfers"
+
+
+def transfer(name: str, transfer_id: str) -> str:
+    """List that expires: taken, then done or why not."""
+    return f"{run(name)}:transfer:{transfer_id}"
 
 
 def process(name: str, process_name: str) -> str:

@@ -33,11 +33,12 @@ from pipeline.eval_schedule import EvalSchedule
 from pipeline.ledger_types import Weights
 from pipeline.progress import Progress
 from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, patient
+from pipeline.transfer import ask
 from pipeline.weights import BadWeights, read_manifest, retain
 
 NAME = "coordinator"
 PASS_S = 1.0  # of the main thread
-BATCH_S = 0.2  # events come by the thousand: the engines' thread looks through them at most this often,
+BATCH_S = 0.05  # events come by the thousand: the engines' thread looks through them at most this often,
 LOOK_S = 2.0  # at its engines at least this often,
 REACT_S = 0.05  # and at them this soon after an event that concerns them
 
@@ -71,7 +72,19 @@ class Watch:
         engines, publish = config.engines, config.publish
         # an engine that drains is as long in loading as its last request, besides
         load_s = engines.load_timeout_s + (config.rollout.request_timeout_s if publish.policy == "drain" else 0)
-        plan = Plan(config.folder, load_s, engines.probe_tolerance, publish.policy, publish.at_once)
+
+        def transfer(url: str, path: str, label: str) -> None:
+            ask(client, self._run, url, path, label, engines.load_timeout_s)
+
+        by_disk = publish.transport == "disk"
+        plan = Plan(
+            config.folder,
+            load_s,
+            engines.probe_tolerance,
+            publish.policy,
+            publish.at_once,
+            None if by_disk else transfer,
+        )
         self.fleet = EngineFleet(self._coordinator, list(engine_urls), plan)
         every, last, lease_s = config.eval.every, config.run.total_steps, config.buffers.lease_s
         self.evals = EvalSchedule(client, self._run, every, last, config.eval.timeout_s, lease_s)

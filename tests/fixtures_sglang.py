@@ -108,10 +108,17 @@ def running(url: str) -> int:
         return sum(load["num_running_reqs"] for load in json.load(reply)["loads"])
 
 
-def _post(url: str, body: dict) -> None:
+def generate(url: str, tokens: list[int], count: int) -> dict:
+    """The reply that continues `tokens` by `count`, with the log-probs of both."""
+    sampling = {"max_new_tokens": count, "ignore_eos": True, "temperature": 1}
+    request = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    return json.loads(_post(f"{url}/generate", request, timeout_s=60))
+
+
+def _post(url: str, body: dict, timeout_s: float = 10) -> bytes:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        reply.read()
+    with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+        return reply.read()
 
 
 def _environment() -> dict[str, str]:

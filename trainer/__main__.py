@@ -35,10 +35,11 @@ def _train(arguments: argparse.Namespace, stop) -> None:
         raise ConfigError("which Redis? give --redis URL, or set REDIS_URL or redis.url")
     client = connect(url)
     # torch takes seconds to import: whatever can be wrong before is found before
+    from trainer.broadcast import broadcasting
     from trainer.loop import Trainer
     from trainer.ranks import joined
 
-    with joined(config.trainer) as ranks:
+    with joined(config.trainer) as ranks, broadcasting(config, url, ranks):
         Trainer(config, client, ranks, stop).run()
 
 

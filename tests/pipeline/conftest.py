@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import engine_fleet
 from pipeline.engines import Engine
 from pipeline.weights import read_manifest
 
@@ -112,6 +113,8 @@ class ScriptedEngine:
             return 200, {"weight_version": self.label}
         if path == "/abort_request":
             return 200, b""
+        if path == "/v1/loads":
+            return 200, {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]}
         if path in ("/pause_generation", "/continue_generation"):
             return 200, {"status": "ok"}
         if path == "/update_weights_from_disk":
@@ -130,3 +133,15 @@ class ScriptedEngine:
 def scripted_engine(http_server):
     """A new ScriptedEngine each call."""
     return lambda: ScriptedEngine(http_server)
+
+
+@pytest.fixture
+def whole_passes(monkeypatch):
+    """A pass of the fleet waits until all engines are done with it, on a busy machine too."""
+    monkeypatch.setattr(engine_fleet, "PASS_S", 10)
+
+
+@pytest.fixture
+def short_passes(monkeypatch):
+    """A pass of the fleet goes on without the engines that are not done with it."""
+    monkeypatch.setattr(engine_fleet, "PASS_S", 0.5)

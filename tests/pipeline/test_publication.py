@@ -3,10 +3,8 @@
 version 1 ─▶ a reply of 60 tokens begins ─▶ version 2 is published ─▶ the reply ─▶ each span on its own weights  ≤ 1e-4
 """
 
-import json
 import threading
 import time
-import urllib.request
 
 import pytest
 import redis
@@ -18,7 +16,7 @@ from pipeline.engine_keeper import Plan
 from pipeline.engines import Engine
 from pipeline.ledger_types import Weights
 from pipeline.weights import Label, read_manifest
-from tests.fixtures_sglang import running, slow_down
+from tests.fixtures_sglang import generate, running, slow_down
 
 pytestmark = pytest.mark.sglang
 
@@ -38,15 +36,6 @@ def ledger(redis_url, run):
 def slow(engine):
     yield
     slow_down(engine.url, None)
-
-
-def generate(url: str, tokens: list[int], count: int) -> dict:
-    sampling = {"max_new_tokens": count, "ignore_eos": True, "temperature": 1}
-    request = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-    sent = urllib.request.Request(f"{url}/generate", json.dumps(request).encode())
-    sent.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(sent, timeout=60) as reply:
-        return json.load(reply)
 
 
 def until(condition, timeout_s=30):

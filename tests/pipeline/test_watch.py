@@ -9,7 +9,7 @@ import time
 import pytest
 import redis
 
-from pipeline import evals, jsonl, reports, watch
+from pipeline import evals, jsonl, keys, reports, transfer, watch
 from pipeline.config import Config
 from pipeline.config_file import to_toml
 from pipeline.coordinator import Coordinator
@@ -211,6 +211,23 @@ def test_the_runs_policy_is_what_its_engines_do(config, client, run, start, publ
     start(config, client, [engine.url])
     until(lambda: ready_at(Coordinator(client, run)) == [0])
     assert "pause_generation" in engine.calls
+
+
+def test_weights_that_no_trainer_broadcasts_come_from_disk(
+    config, client, run, start, publish, scripted_engine, monkeypatch
+):
+    monkeypatch.setattr(transfer, "TAKE_S", 0.2)
+    config = config.model_copy(update={"publish": config.publish.model_copy(update={"transport": "distributed"})})
+    publish(0)
+    engine = scripted_engine()
+    start(config, client, [engine.url])
+    ledger = Coordinator(client, run)
+    evaluate(client, run, 0)
+    ledger.join("trainer", 5)
+    ledger.publish("trainer", 5, *publish(5))
+    until(lambda: ready_at(ledger) == [5])
+    reasons = [fields.get(b"reason", b"").decode() for _, fields in client.xrange(keys.events(run))]
+    assert "version 5, from disk: no trainer took it within 0.2 s" in reasons and engine.loads == [0, 5]
 
 
 def test_two_coordinators_at_once_and_one_after_the_other_do_no_harm(

@@ -1,0 +1,136 @@
+"""The trainer's broadcast into a real SGLang server, over gloo; whatever fails, the engine is free again soon."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import redis
+import torch
+
+from pipeline.config import Config
+from pipeline.config_file import to_toml
+from pipeline.coordinator import Coordinator
+from pipeline.engine_fleet import EngineFleet
+from pipeline.engine_keeper import Plan
+from pipeline.engines import Engine
+from pipeline.ledger_types import Weights
+from pipeline.transfer import TransferFailed, ask
+from pipeline.weights import Label
+from tests.fixtures_sglang import generate, running, slow_down
+from trainer import model
+from trainer.broadcast import broadcasting
+from trainer.publish import probe_tokens, write_weights
+from trainer.ranks import ALONE
+
+pytestmark = pytest.mark.sglang
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model, tmp_path_factory):
+    return Config.model_validate(
+        {
+            "run": {"name": "sent", "folder": tmp_path_factory.mktemp("sent")},
+            "model": {"path": tiny_model},
+            "data": {"tasks": {"chain_sum": {}}},
+            "publish": {"transport": "distributed"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def published(config):
+    """Manifests of versions 1 and 2, in the run's folder."""
+    policy, probe = model.load(config.model_path), probe_tokens(config.model_path, "12 * 7 = ?")
+    manifests = {}
+    for version in (1, 2):
+        folder = config.folder / f"weights/{version}"
+        manifests[version] = write_weights(policy, folder, version, config.model_path, "float32", probe)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(version)))
+    (config.folder / "run.toml").write_text(to_toml(config))
+    return manifests
+
+
+@pytest.fixture
+def engine(sglang, published, config):
+    """It serves version 1."""
+    engine = Engine(sglang.url)
+    engine.bring(config.folder / "weights/1", config.run.name, timeout_s=60)
+    yield engine
+    slow_down(sglang.url, None)
+    engine.bring(config.folder / "weights/1", config.run.name, timeout_s=60)
+    engine.load(sglang.model_path, "base", timeout_s=60)
+
+
+@pytest.fixture
+def client(redis_url):
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def sent(client, config, published, engine, path="weights/2", timeout_s=30):
+    """Ask until somebody takes it: the process that sends takes seconds to start."""
+    label = str(published[2].label(config.run.name))
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return ask(client, config.run.name, engine.url, path, label, timeout_s)
+        except TransferFailed as error:
+            if "no trainer" not in str(error) or time.monotonic() > end:
+                raise
+
+
+def test_a_publication_reaches_a_serving_engine_without_the_disk_and_is_proved(
+    engine, config, published, client, redis_url, monkeypatch
+):
+    weights = {v: Weights(v, f"weights/{v}", published[v].digest, v, 0) for v in published}
+    run, loads = config.run.name, []
+    monkeypatch.setattr(Engine, "_load", lambda self, folder, *rest: loads.append(folder.name))
+    ledger = Coordinator.create(client, run, {"batch_size": 2})
+
+    def by_broadcast(url, path, label):
+        sent(client, config, published, engine, path)
+
+    fleet = EngineFleet(ledger, [engine.url], Plan(config.folder, 60, policy="retract", transfer=by_broadcast))
+    until(lambda: fleet.follow(weights[1]))
+    slow_down(engine.url, 0.05)
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(generate(engine.url, [5, 6, 7], 40)))
+    thread.start()
+    until(lambda: running(engine.url))
+    with broadcasting(config, redis_url, ALONE):
+        until(lambda: fleet.follow(weights[2]), 60)
+    slow_down(engine.url, None)
+    thread.join()
+    monkeypatch.undo()
+    assert loads == []
+    engine.verify(published[2], run)
+    spans = replies[0]["meta_info"]["weight_versions"]
+    assert [Label.parse(span["version"]).version for span in spans] == [1, 2] and len(replies[0]["output_ids"]) == 40
+
+
+def test_whatever_goes_wrong_is_said_and_the_next_transfer_works(engine, config, published, client, redis_url):
+    engine.call("POST", "/begin_weight_update", {})  # left open by a trainer that was killed
+    with broadcasting(config, redis_url, ALONE):
+        with pytest.raises(TransferFailed, match="safetensors, found none"):
+            sent(client, config, published, engine, "weights/9")
+        sent(client, config, published, engine)
+    engine.verify(published[2], config.run.name)
+
+
+def test_an_engine_that_waits_for_what_never_comes_is_free_when_the_time_is_over(
+    engine, config, published, client, redis_url
+):
+    nowhere = replace(ALONE, device=torch.device("meta"))  # torch takes such a tensor, and sends nothing
+    with broadcasting(config, redis_url, nowhere), pytest.raises(TransferFailed, match="not done within 4 s"):
+        sent(client, config, published, engine, timeout_s=4)
+    engine.bring(config.folder / "weights/2", config.run.name, timeout_s=10)
+
+
+def until(condition, timeout_s=30):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)

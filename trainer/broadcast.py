@@ -1,0 +1,200 @@
+"""Published weights are sent to engines that ask for them, by a process of its own beside rank 0, on its GPU or CPU.
+
+    take ─▶ safetensors ─▶ begin ─▶ a group: rank 0 here, 1 … tp in the engine ─▶ broadcast each tensor ─▶ end ─▶ done
+
+What is sent is read from the folder that was published, so that no update waits for an engine and no memory is kept.
+An engine that waits for a tensor is freed only by connections that close. So whatever goes wrong ends this process,
+and rank 0 starts another one; a group lives for one transfer, and neither side has anything to repair.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.distributed_c10d import _new_process_group_helper, _world
+
+from pipeline import die_with_parent, program, programs, transfer
+from pipeline.config import Config
+from pipeline.config_file import load
+from pipeline.engines import Engine, EngineFailed
+from pipeline.redis_server import connect
+from pipeline.transfer import Transfer
+from trainer.ranks import Ranks
+
+PAUSE_S = 1.0  # while Redis is away, and before it is started again
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def broadcasting(config: Config, redis_url: str, ranks: Ranks) -> Iterator[None]:
+    """Send what engines ask for while this lasts, if publish.transport says so; rank 0's process does."""
+    if config.publish.transport == "disk" or not ranks.first:
+        yield
+        return
+    guard = [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid())]
+    command = [*guard, *programs.PYTHON, "-m", "trainer.broadcast", str(programs.run_toml(config)), str(ranks.device)]
+    variables = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    stop, processes = threading.Event(), []
+
+    def keep() -> None:
+        while not stop.is_set():
+            processes[:] = [subprocess.Popen(command, env=variables | {"REDIS_URL": redis_url})]
+            if stop.is_set():
+                processes[0].terminate()
+            processes[0].wait()
+            stop.wait(PAUSE_S)
+
+    keeper = threading.Thread(target=keep)  # the kernel ends the process with the thread that has started it
+    keeper.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for process in processes:
+            process.terminate()
+        keeper.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="trainer.broadcast", description="Send weights to engines that ask for them.")
+    parser.add_argument("run", type=Path, help="the run's TOML file")
+    parser.add_argument("device", type=torch.device)
+    arguments = parser.parse_args()
+    program.run(lambda: _listen(load(arguments.run), arguments.device))
+
+
+def _listen(config: Config, device: torch.device) -> None:
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # torch wants one, whatever it is for
+    with connect(os.environ["REDIS_URL"]) as client:
+        while True:
+            try:
+                asked = transfer.take(client, config.run.name)
+            except redis.RedisError:
+                time.sleep(PAUSE_S)
+                continue
+            if asked is not None:
+                _serve(client, config, asked, device)
+
+
+def _serve(client: redis.Redis, config: Config, asked: Transfer, device: torch.device) -> None:
+    def answer(text: str) -> None:
+        with contextlib.suppress(redis.RedisError):  # the coordinator does not wait for ever
+            transfer.answer(client, config.run.name, asked, text)
+
+    def fail(said: str) -> None:
+        log.warning("%s was not sent to %s: %s", asked.path, asked.url, said)
+        answer(said)
+        os._exit(1)
+
+    limit = threading.Timer(asked.timeout_s, fail, [f"it was not done within {asked.timeout_s:g} s"])
+    limit.start()
+    try:
+        send(asked, config.folder, device)
+    except Exception as error:
+        fail(f"{type(error).__name__}: {error}")
+    limit.cancel()
+    answer(transfer.DONE)
+
+
+def send(asked: Transfer, folder: Path, device: torch.device) -> None:
+    """Have the engine, which must stand still, serve the weights as `asked.label`.
+
+    Whatever it raises: nobody knows what the engine serves, and it may wait until this process has ended.
+    """
+    engine = Engine(asked.url)
+
+    def tell(path: str, **request) -> None:
+        reply = engine.call("POST", path, request, asked.timeout_s)
+        if reply.get("success") is not True:
+            raise EngineFailed("REFUSED", f"{asked.url}{path}: {reply.get('message', reply)!s:.500}")
+
+    tensors = _read(folder / asked.path)
+    try:
+        tell("/begin_weight_update")
+    except EngineFailed as error:
+        if "already open" not in str(error):
+            raise
+        tell("/end_weight_update")  # of a transfer that was cut off
+        tell("/begin_weight_update")
+    group, name = _join(tell, engine, device, timedelta(seconds=asked.timeout_s))
+    described = {
+        "names": list(tensors),
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+        "shapes": [list(tensor.shape) for tensor in tensors.values()],
+    }
+    request = described | {"group_name": name, "weight_version": asked.label, "flush_cache": True}
+    pool = ThreadPoolExecutor(1)
+    received = pool.submit(tell, "/update_weights_from_distributed", **request)
+    for tensor in tensors.values():
+        dist.broadcast(tensor.to(device), src=0, group=group)
+    received.result()
+    pool.shutdown()
+    tell("/destroy_weights_update_group", group_name=name)
+    dist.destroy_process_group(group)
+    tell("/end_weight_update")
+
+
+def _read(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of published weights, mapped from their files."""
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(path)
+    if not tensors:
+        raise FileNotFoundError(f"{folder}: expected *.safetensors, found none")
+    return tensors
+
+
+def _join(
+    tell: Callable[..., None], engine: Engine, device: torch.device, limit: timedelta
+) -> tuple[dist.ProcessGroup, str]:
+    """A group of this process, rank 0, and the engine's; and its name. torch's own API makes none beside the default
+    group's ranks; this is how SGLang makes its side of it."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    size = 1 + int(engine.call("GET", "/server_info")["tp_size"])
+    name, here = f"weights-{uuid.uuid4().hex}", _address_towards(engine.url)
+    store = dist.TCPStore(here, 0, size, is_master=True, timeout=limit, wait_for_workers=False)
+    request = {"master_address": here, "master_port": store.port, "rank_offset": 1, "world_size": size}
+    prefix = dist.PrefixStore(name, store)
+    pool = ThreadPoolExecutor(2)
+    joined = pool.submit(tell, "/init_weights_update_group", **request, group_name=name, backend=backend)
+    made = pool.submit(_new_process_group_helper, size, 0, [], dist.Backend(backend), prefix, name, timeout=limit)
+    wait([joined, made], return_when=FIRST_EXCEPTION)  # one that refuses will not come, however long the other waits
+    for side in (joined, made):
+        if side.done():
+            side.result()
+    pool.shutdown()
+    group, _ = made.result()
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
+    return group, name
+
+
+def _address_towards(url: str) -> str:
+    """This host's address on the way to the engine's; nothing is sent."""
+    target = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((target.hostname, target.port))
+        return probe.getsockname()[0]
+
+
+if __name__ == "__main__":
+    main()
