@@ -143,3 +143,13 @@ def test_a_worker_that_ends_by_itself_stays_away_until_it_is_wanted_anew(crew):
     crews.want_workers(crew.client, "small", ["worker-0"])
     crew.look()
     assert "worker-0" in crew.supervisor.names
+
+
+def test_a_worker_that_is_wanted_again_before_it_has_ended_starts_again(crew):
+    crews.want_workers(crew.client, "small", [])
+    crew.look()
+    ending = crew.supervisor.processes["worker-0"].popen
+    crews.want_workers(crew.client, "small", ["worker-0"])
+    ending.wait(5)
+    crew.look()
+    assert crew.supervisor.processes["worker-0"].popen.pid != ending.pid
