@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from advantage import ESTIMATORS
-from pipeline.ledger_types import Settings
+from pipeline.ledger_settings import Settings
 
 if TYPE_CHECKING:
     from pipeline.config import Config, Engines, Trainer

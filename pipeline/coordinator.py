@@ -19,9 +19,8 @@ import redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from pipeline import errors, events, keys, memory
+from pipeline.ledger_settings import FILTER_METRICS, RULES, Settings
 from pipeline.ledger_types import (
-    FILTER_METRICS,
-    RULES,
     Batch,
     Commands,
     Filtered,
@@ -32,7 +31,6 @@ from pipeline.ledger_types import (
     Refused,
     Replayed,
     Reservation,
-    Settings,
     Surplus,
 )
 from pipeline.ledger_view import LedgerView
@@ -70,7 +68,7 @@ class Coordinator(LedgerView):
 
     @classmethod
     def create(cls, client: redis.Redis, run: str, settings: Any, **options: Any) -> "Coordinator":
-        """Make the run, or find it made with the same settings. settings: mapping or model, as ledger_types.Settings; a
+        """Make the run, or find it made with the same settings. settings: mapping or model, as ledger_settings; a
         `digest` in it stands for the whole config's. Raises OtherSettings, or ConfigError for impossible ones."""
         values = dict(settings if isinstance(settings, Mapping) else settings.model_dump())
         digest = values.pop("digest", None)

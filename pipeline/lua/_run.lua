@@ -2,7 +2,7 @@
 --
 -- What costs, in instructions (a Reserve is 330,000): a call into Redis 5,000, each of its arguments and answers 2,000;
 -- a number in `..` 2,400, a closure 700, tonumber 1,400 but `+ 0` 400. So the settings that most transitions need stand
--- together in one line, `rules` (ledger_types.RULES), and what few need is read there (field).
+-- together in one line, `rules` (ledger_settings.RULES), and what few need is read there (field).
 local run = {}
 if found[1] then
   local max_staleness, publish_every, batch_size, buffer_capacity, group_size, group_launch, rho, byte_budget,

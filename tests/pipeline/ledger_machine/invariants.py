@@ -8,7 +8,7 @@
 from typing import Any
 
 from pipeline import keys
-from pipeline.ledger_types import Settings
+from pipeline.ledger_settings import Settings
 
 IN_A_BUFFER = {"OCCUPIED", "CONSUMED"}
 TOMBSTONES = {"RELEASED", "SURPLUS", "FILTERED"}

@@ -11,7 +11,7 @@ first. So one admitted too many, a place too late and a move forgotten are all s
 import itertools
 from dataclasses import dataclass, field
 
-from pipeline.ledger_types import Settings
+from pipeline.ledger_settings import Settings
 
 
 @dataclass
