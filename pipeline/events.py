@@ -6,6 +6,32 @@
 A Redis that lost its newest writes, or all of them, no longer knows what is archived already; then the archive gets a
 line of the kind `lost`, whose id is that of the last event that both know. Nobody waits without a bound: `wait`
 returns [] when its time is over.
+
+Every event has `kind`, `ms`, and the fields of its kind:
+
+    created          digest max_staleness batch_size buffer_capacity group_size publish_every
+    prompts          added
+    reserved         entry prompt worker engine version deadline value
+    placed           entry prompt version buffer oldest     oldest: version of its oldest segment
+    moved            entry from buffer                      pulled forward
+    surplus          entry prompt                           finished, and no buffer needs it
+    filtered         entry prompt                           finished, and its group carries no signal
+    released         entry prompt worker reason             failed retry cancelled lost surplus
+    truncate         entry worker                           the worker shall finish it with what it has
+    dropped          entry prompt                           a trainer that joined had trained it already
+    consumed         buffer entries                         in the batch's order
+    published        version event path digest
+    checkpoint       version oldest                         oldest: batch that is kept
+    memory           oldest                                 fewer are kept, because memory is short
+    joined           trainer checkpoint head version dropped released
+    engine           engine state version reason
+    drain            worker
+    lease_expired    worker
+    redis_restarted  reap_after
+    quarantined      prompt reason
+    stopped          reason
+    paused           reason
+    resumed          prompts                                how many left the quarantine
 """
 
 import os
