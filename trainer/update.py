@@ -72,7 +72,11 @@ class Updater:
         """Advantages and this rank's packed rows. Any thread may call it, also while another one is in `update`."""
         counts = np.array([np.count_nonzero(t.loss_mask[1:]) for t in trajectories])
         everything, steps = range(len(trajectories)), self.config.trainer.minibatches
-        minibatches = [self._micro_batches(trajectories, everything[k::steps]) for k in range(steps)]
+        minibatches = [
+            # those without action tokens add nothing
+            self._micro_batches(trajectories, [i for i in everything[k::steps] if counts[i]])
+            for k in range(steps)
+        ]
         return Prepared(trajectories, counts, advantages_of(trajectories, counts, self.config), minibatches)
 
     def update(self, batch: Prepared, version: int) -> dict[str, float]:
@@ -96,8 +100,7 @@ class Updater:
         return metrics | described | {"lr": self.config.optimizer.lr}
 
     def _micro_batches(self, trajectories: Sequence[Trajectory], members: Sequence[int]) -> list[MicroBatch]:
-        """This rank's share of the trajectories `members`; those without action tokens add nothing and are left out."""
-        members = [i for i in members if trajectories[i].loss_mask[1:].any()]
+        """This rank's share of the trajectories `members`."""
         lengths = [len(trajectories[i].tokens) for i in members]
         own = plan(lengths, self.config.trainer.token_budget, self.ranks.size, self.share_rows)[self.ranks.rank]
         named = ([[members[i] for i in row] for row in rows] for rows in own)
