@@ -142,8 +142,9 @@ class Launch:
         with step("SGLang"):
             wait_until_up(self._engines, self._supervisor, config.engines.start_timeout_s)
         # the ledger has all first values, or none
-        if config.advantage.offline_rollouts and not self._ask(self._in_ledger):
-            with step(f"first values: {config.advantage.offline_rollouts} rollouts a prompt"):
+        n = config.advantage.offline_rollouts
+        if n and not self._ask(self._in_ledger):
+            with step(f"first values: {n} rollout{'s' if n > 1 else ''} a prompt"):
                 self._score_prompts()
 
     def _start_redis(self) -> None:
