@@ -1,4 +1,6 @@
-# Two commands:  make demo   a rising reward curve on this machine     make test   everything that is checked
+# make demo    a rising reward curve on this machine
+# make test    everything that is checked
+# make bench   what the ledger costs, as a table
 #
 # PyTorch's CPU build: by default pip takes what its index offers as `torch`, which on Linux may be a CUDA build of
 # several GB. To take the CPU build, name PyTorch's own CPU index, as printed by the selector of its "Get started" page:
