@@ -159,6 +159,19 @@ def test_requests_go_on_although_a_load_failed_in_the_pause(scripted_engine, fol
     assert server.calls[-1] == "continue_generation"
 
 
+def test_an_engine_that_drains_stands_still_for_a_transfer_once_its_requests_have_ended(scripted_engine, folder):
+    server, moments = scripted_engine(), []
+    server.faults["/v1/loads"] = (200, {"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 2}]})
+    with pytest.raises(EngineFailed, match="3 requests have not ended") as caught:
+        Engine(server.url).load(folder, "demo", timeout_s=0.1, transfer=lambda: moments.append("too early"))
+    assert caught.value.code == "SLOW" and server.calls[-1] == "continue_generation"
+    del server.faults["/v1/loads"]
+    Engine(server.url).load(folder, "demo", timeout_s=5, transfer=lambda: moments.append(server.calls[-1]) or True)
+    assert moments == ["pause_generation"] and server.loads == []
+    Engine(server.url).load(folder, "demo", timeout_s=5, transfer=lambda: False)
+    assert server.loads == [7], "what could not be transferred comes from disk"
+
+
 def test_weights_whose_cache_was_not_flushed_are_loaded_again(http_server, folder):
     busy = (400, {"success": False, "message": "Weights were updated, but the cache was not flushed because …"})
     answers = [busy, busy, (200, {"success": True, "message": "Succeeded"})]
