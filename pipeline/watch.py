@@ -33,8 +33,8 @@ from pipeline.eval_schedule import EvalSchedule
 from pipeline.ledger_types import Weights
 from pipeline.progress import Progress
 from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, patient
-from pipeline.transfer import ask
-from pipeline.weights import BadWeights, read_manifest, retain
+from pipeline.transfer import TransferFailed, ask
+from pipeline.weights import BadWeights, Label, read_manifest, retain
 
 NAME = "coordinator"
 PASS_S = 1.0  # of the main thread
@@ -74,6 +74,8 @@ class Watch:
         load_s = engines.load_timeout_s + (config.rollout.request_timeout_s if publish.policy == "drain" else 0)
 
         def transfer(url: str, path: str, label: str) -> None:
+            if Label.parse(label).version >= config.run.total_steps:
+                raise TransferFailed("the trainer ends with its last update")
             ask(client, self._run, url, path, label, engines.load_timeout_s)
 
         by_disk = publish.transport == "disk"

@@ -228,6 +228,12 @@ def test_weights_that_no_trainer_broadcasts_come_from_disk(
     until(lambda: ready_at(ledger) == [5])
     reasons = [fields.get(b"reason", b"").decode() for _, fields in client.xrange(keys.events(run))]
     assert "version 5, from disk: no trainer took it within 0.2 s" in reasons and engine.loads == [0, 5]
+    evaluate(client, run, 5)
+    ledger.join("trainer-100", 100)
+    ledger.publish("trainer-100", 100, *publish(100))
+    until(lambda: ready_at(ledger) == [100])
+    reasons = [fields.get(b"reason", b"").decode() for _, fields in client.xrange(keys.events(run))]
+    assert "version 100, from disk: the trainer ends with its last update" in reasons
 
 
 def test_two_coordinators_at_once_and_one_after_the_other_do_no_harm(
