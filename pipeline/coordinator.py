@@ -232,7 +232,7 @@ class Coordinator(LedgerView):
         self._ledger.run("engine", engine, "ready", version, url or "", "")
 
     def mark_engine(self, engine: str, state: str, reason: str = "", url: str | None = None) -> None:
-        """Any state but "ready" ("starting", "loading", "failed") keeps new entries away from the engine."""
+        """Any state but "ready" ("starting", "draining", "loading", "failed") keeps new entries from the engine."""
         self._ledger.run("engine", engine, state, "", url or "", reason)
 
     def remove_engine(self, engine: str) -> None:

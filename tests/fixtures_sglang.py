@@ -32,11 +32,14 @@ class Server:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny") / "model", QUESTIONS, context=1024)
+
+
+def make_model(folder: Path, questions: list[str], context: int) -> Path:
     """A tiny model's folder; made in a process of its own, so that the tests of other rooms stay free of torch."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
     code = (
         "import sys; from pathlib import Path; from pipeline.config import TinyModel; from trainer.tiny import make;"
-        f"make(Path(sys.argv[1]), TinyModel(), {QUESTIONS!r}, seed=1, context=1024)"
+        f"make(Path(sys.argv[1]), TinyModel(), {questions!r}, seed=1, context={context})"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, env=_environment(), timeout=120)
     return folder

@@ -24,16 +24,13 @@ from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from tests.bench.result import Result
 from tests.bench.server import Server
+from tests.fixtures_sglang import make_model
 from tests.workers.fake_sglang import FakeSGLang, answer
 from workers.environments import Environment, Turn
 
 EPISODES, TURNS, REPLY_S, LOGPROBS = 256, 4, 2.0, 200
 PROMPTS, SECONDS, TARGET = 2000, 20, 0.15
 DIGEST = "0123456789abcdef" * 4
-MAKE_MODEL = (
-    "import sys; from pathlib import Path; from pipeline.config import TinyModel; from trainer.tiny import make;"
-    "make(Path(sys.argv[1]), TinyModel(), ['12 * 7 = ?'], seed=1, context=2048)"
-)
 
 
 class FourTurns(Environment):
@@ -51,7 +48,7 @@ class FourTurns(Environment):
 def measure(server: Server) -> list[Result]:
     run = f"episodes-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        subprocess.run([sys.executable, "-c", MAKE_MODEL, f"{folder}/model"], check=True)
+        make_model(Path(folder) / "model", ["12 * 7 = ?"], context=2048)
         settings = _settings(run, Path(folder))
         (Path(folder) / "run.toml").write_text(tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True)))
         engine = _start("tests.bench.episodes", f"{run}:0:{DIGEST[:16]}", stdout=subprocess.PIPE)
