@@ -1,7 +1,6 @@
 """The next batch is fetched and prepared meanwhile; only what Consume answers counts."""
 
 import threading
-import time
 
 import pytest
 import redis
@@ -9,6 +8,7 @@ import redis
 from pipeline.coordinator import Coordinator
 from pipeline.errors import MissingBatch
 from tests.fixtures_ledger import TRAINER, Driver
+from tests.trainer.runs import wait_until
 from trainer.prefetch import Prefetch
 from trainer.update import Prepared
 
@@ -49,13 +49,6 @@ def ledger(client, run):
 def prefetch(ledger):
     with Prefetch(ledger, prepare) as prefetch:
         yield prefetch
-
-
-def wait_until(condition, timeout_s=30):
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def entries(batch):

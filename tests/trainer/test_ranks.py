@@ -1,4 +1,4 @@
-"""What ranks tell each other; two real ranks are in test_update.py and test_loop.py."""
+"""What ranks tell each other; two real ranks are in test_update.py and test_processes.py."""
 
 import pickle
 

@@ -1,0 +1,146 @@
+"""The training loop with a Redis that loses writes, goes away, or is full."""
+
+import functools
+import threading
+import time
+
+import pytest
+import redis
+
+from pipeline import weights
+from pipeline.redis_server import RedisFailed, RedisServer, connect, patient
+from tests.trainer.ledger import Producer, make_run
+from tests.trainer.runs import comparable, last_weights, recorded, train
+from trainer import checkpoint, loop
+from trainer.loop import Trainer
+
+
+def test_a_ledger_that_lost_its_last_writes_goes_on_from_the_trainer(client, run, tmp_path):
+    class Loses(Trainer):
+        snapshot = None
+
+        def _next_batch(self):
+            with producer.quiet:
+                ours = [key for key in client.scan_iter(f"hr:{{{run}}}*") if b":process" not in key]
+                if self.version == 2 and not self.snapshot:
+                    self.snapshot = {key: client.dump(key) for key in ours}
+                if self.version == 3 and not lost:
+                    lost.append(self.version)
+                    client.delete(*ours)
+                    for key, value in self.snapshot.items():
+                        client.restore(key, 0, value)
+            return super()._next_batch()
+
+    lost = []
+    config = make_run(tmp_path, run)
+    producer = Producer(client, config)
+    with producer:
+        trainer = train(config, client, kind=Loses)
+    assert lost == [3]
+    assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
+    assert sorted(p.name for p in (config.folder / "checkpoints").iterdir()) == ["3", "4"]
+    found = producer.ledger.versions()
+    assert found[3].path == f"weights/3-{trainer.incarnation}"
+    assert weights.verify_files(config.folder / found[4].path).version == 4
+
+
+def test_a_redis_that_was_emptied_goes_on_from_the_trainer(client, run, tmp_path):
+    class Emptied(Trainer):
+        def _next_batch(self):
+            if self.version == 3 and not emptied:
+                emptied.append(self.version)
+                producer.quiet.acquire()
+                client.delete(*client.scan_iter(f"hr:{{{run}}}*"))
+                threading.Timer(0.6, again).start()
+            return super()._next_batch()
+
+    def again():
+        producer.create()
+        producer.quiet.release()
+
+    emptied = []
+    config = make_run(tmp_path, run)
+    with Producer(client, config) as producer:
+        trainer = train(config, client, kind=Emptied)
+    assert emptied == [3]
+    assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
+    assert sorted(p.name for p in (config.folder / "checkpoints").iterdir()) == ["3", "4"]
+    assert {v: w.path for v, w in producer.ledger.versions().items()} == {
+        version: f"weights/{version}-{trainer.incarnation}" for version in (3, 4)
+    }
+
+
+def impatient(url):
+    """A client that tries once, so that who waits for Redis is the trainer."""
+    return redis.Redis.from_url(url, retry=None)
+
+
+class RedisGoes(Trainer):
+    """Away before update 2."""
+
+    def _next_batch(self):
+        if self.version == 2 and self.server.running:
+            self.server.stop()
+            threading.Thread(target=self.then).start()
+        return super()._next_batch()
+
+
+def test_a_redis_that_is_away_for_a_moment_is_waited_for(run, tmp_path, uninterrupted):
+    over = threading.Event()
+
+    class ForAMoment(RedisGoes):
+        server = RedisServer.start(tmp_path / "redis")
+
+        def then(self):
+            time.sleep(0.5)
+            again = RedisServer.start(self.server.folder)
+            over.wait(60)  # a server dies with the thread that started it
+            again.stop()
+
+    config = make_run(tmp_path, run)
+    with impatient(ForAMoment.server.url) as client, Producer(client, config):
+        train(config, client, kind=ForAMoment)
+    over.set()
+    assert not ForAMoment.server.running
+    assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
+
+
+def test_a_redis_that_stays_away_costs_no_update(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "patient", functools.partial(patient, away_s=0.2))
+    RedisGoes.server = RedisServer.start(tmp_path / "redis")
+    RedisGoes.then = lambda self: None
+    config = make_run(tmp_path, run, checkpoint_every=100)
+    with impatient(RedisGoes.server.url) as client, Producer(client, config), pytest.raises(RedisFailed):
+        train(config, client, kind=RedisGoes)
+    assert checkpoint.newest(config.folder / "checkpoints").name == "2"
+
+
+def test_memory_full_of_batches_that_were_trained_on_is_freed_by_a_checkpoint(client, run, tmp_path):
+    config = make_run(tmp_path, run, checkpoint_every=100, byte_budget=6 * 65536)
+    with Producer(client, config):
+        train(config, client)
+    assert len(recorded(config)) == 4
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 100])
+def test_a_full_redis_is_freed_by_a_checkpoint(run, tmp_path, checkpoint_every):
+    server = RedisServer.start(tmp_path / "redis")
+
+    class Filling(Trainer):
+        """Redis is full before update 2: of the 60 kB of each trajectory that was trained on."""
+
+        def _next_batch(self):
+            with producer.quiet:
+                if self.version == 2 and producer.fields:
+                    client.config_set("maxmemory", client.info("memory")["used_memory"] - 100_000)
+                    producer.fields = {}
+            return super()._next_batch()
+
+    config = make_run(tmp_path, run, checkpoint_every=checkpoint_every)
+    with connect(server.url) as client, Producer(client, config, finish_reason="x" * 60_000) as producer:
+        try:
+            train(config, client, kind=Filling)
+        finally:
+            client.config_set("maxmemory", 0)
+            server.stop()
+    assert len(recorded(config)) == 4

@@ -1,0 +1,203 @@
+"""Killed at any point and started again, a trainer computes the same; batches that were fetched ahead are not lost."""
+
+import json
+import threading
+
+import pytest
+
+from pipeline import events, keys
+from pipeline.audit import audit
+from tests.trainer.ledger import Producer, make_run
+from tests.trainer.runs import Killed, comparable, last_weights, recorded, train, wait_until
+from trainer import checkpoint
+from trainer.loop import Trainer
+
+
+class KilledBeforePublication(Trainer):
+    """Update 2 is done and recorded; the weights of version 3 are not written."""
+
+    goes_on_at = 2
+
+    def _publish(self, last=False):
+        if self.version == 3:
+            raise Killed
+        super()._publish(last)
+
+
+class KilledBeforeTheLastPublication(Trainer):
+    """Checkpoint 4 is durable and the ledger knows; its weights are not written."""
+
+    goes_on_at = 4
+
+    def _publish(self, last=False):
+        if last:
+            raise Killed
+        super()._publish(last)
+
+
+class KilledBeforeTheLedgerKnows(Trainer):
+    """Weights of version 3 lie on the disk; the ledger was not told."""
+
+    goes_on_at = 2
+
+    def _publish(self, last=False):
+        if self.version == 3:
+            self.ledger.publish = self._die
+        super()._publish(last)
+
+    def _die(self, *_):
+        raise Killed
+
+
+class KilledBeforeACheckpoint(Trainer):
+    """Version 2 is published; there is no checkpoint yet."""
+
+    goes_on_at = None
+
+    def _save(self, tell=True):
+        if self.version == 2:
+            raise Killed
+        super()._save(tell)
+
+
+class KilledBeforeTheLedgerKnowsACheckpoint(Trainer):
+    """Version 2 is published and its checkpoint durable; the ledger was not told."""
+
+    goes_on_at = 2
+
+    def _save(self, tell=True):
+        self.ledger.checkpoint = self._die
+        super()._save(tell)
+
+    def _die(self, *_):
+        raise Killed
+
+
+class KilledWhileItWaits(Trainer):
+    """Update 2 is done and published, but in no checkpoint."""
+
+    goes_on_at = 2
+
+    def _next_batch(self):
+        if self.version == 3:
+            raise Killed
+        return super()._next_batch()
+
+
+KILLED = [
+    KilledBeforePublication,
+    KilledBeforeTheLastPublication,
+    KilledBeforeTheLedgerKnows,
+    KilledBeforeACheckpoint,
+    KilledBeforeTheLedgerKnowsACheckpoint,
+    KilledWhileItWaits,
+]
+
+
+@pytest.mark.parametrize("kind", KILLED)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, redis_url, run, tmp_path, uninterrupted, kind):
+    config = make_run(tmp_path, run)
+    with Producer(client, config) as producer:
+        with pytest.raises(Killed):
+            train(config, client, kind=kind)
+        found = checkpoint.newest(config.folder / "checkpoints")
+        assert (found and int(found.name)) == kind.goes_on_at
+        before = producer.ledger.versions()
+        train(config, client)
+    assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
+    assert [json.loads(f[b"json"]) for _, f in client.xrange(keys.metrics(run))] == recorded(config)
+    after = producer.ledger.versions()
+    assert sorted(after) == [0, 1, 2, 3, 4]
+    assert all(after[version] == found for version, found in before.items()), "a version was published twice"
+    events.archive(client, run, config.folder / "events.jsonl")
+    findings = audit(config, redis_url)
+    assert findings.clean and findings.checked["trained"] >= 4, "each update was made from its batch, once"
+
+
+class Gated(Trainer):
+    """Batch 2 is looked for ahead only once `gate` is open; `fetched`: which thread fetched each batch."""
+
+    def _start(self):
+        super()._start()
+        self.gate, self.fetched, self.fetch, self.peek = threading.Event(), [], self.ledger.fetch, self.ledger.peek
+        self.ledger.fetch, self.ledger.peek = self._fetch, self._peek
+
+    def _peek(self, version):
+        assert version != 2 or self.gate.wait(60)
+        return self.peek(version)
+
+    def _fetch(self, refs):
+        found = self.fetch(refs)
+        self.fetched.append(threading.current_thread().name.partition("_")[0])
+        return found
+
+    def _until_fetched(self, batch):
+        self.gate.set()
+        wait_until(lambda: len(self.fetched) > batch)
+        assert self.fetched[batch] == "prefetch"
+
+
+class PublishesMeanwhile(Gated):
+    def _publish(self, last=False):
+        if self.version == 2:
+            self._until_fetched(2)
+        super()._publish(last)
+
+
+class SavesMeanwhile(Gated):
+    def _save(self, tell=True):
+        if self.version == 2:
+            self._until_fetched(2)
+        super()._save(tell)
+
+
+@pytest.mark.parametrize("kind", [PublishesMeanwhile, SavesMeanwhile])
+def test_the_next_batch_is_fetched_during_publications_and_checkpoints(client, run, tmp_path, uninterrupted, kind):
+    config = make_run(tmp_path, run, max_staleness=1)
+    with Producer(client, config):
+        trainer = train(config, client, kind=kind)
+    assert trainer.gate.is_set()
+    assert last_weights(config) == uninterrupted[1], "the same batches, whenever they were fetched"
+    assert all(
+        sum(line["wait_seconds"].values()) + line["step_seconds"] <= line["seconds"] + 1e-3 for line in recorded(config)
+    )
+
+
+class KilledInAnUpdate(Gated):
+    """Batch 1 is consumed and not trained on, batch 2 is fetched and packed."""
+
+    def _busy(self, **numbers):
+        super()._busy(**numbers)
+        if self.version == 1:
+            self._until_fetched(2)
+            raise Killed
+
+
+class KilledAfterAnUpdate(Gated):
+    """Update 2 is done and not recorded, batch 3 is fetched and packed."""
+
+    def _start(self):
+        super()._start()
+        self.gate.set()
+        self.write, self.record.write = self.record.write, self._write
+
+    def _write(self, version, *arguments):
+        if version == 2:
+            self._until_fetched(3)
+            raise Killed
+        return self.write(version, *arguments)
+
+
+@pytest.mark.parametrize("kind", [KilledInAnUpdate, KilledAfterAnUpdate])
+def test_a_batch_that_was_fetched_ahead_is_not_lost_with_the_trainer(
+    client, redis_url, run, tmp_path, uninterrupted, kind
+):
+    config = make_run(tmp_path, run, max_staleness=1)
+    with Producer(client, config):
+        with pytest.raises(Killed):
+            train(config, client, kind=kind)
+        train(config, client)
+    assert last_weights(config) == uninterrupted[1]
+    assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
+    events.archive(client, run, config.folder / "events.jsonl")
+    assert audit(config, redis_url).clean
