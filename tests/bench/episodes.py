@@ -30,6 +30,7 @@ from workers.environments import Environment, Turn
 
 EPISODES, TURNS, REPLY_S, LOGPROBS = 256, 4, 2.0, 200
 PROMPTS, SECONDS, TARGET = 2000, 20, 0.15
+START_S = 180  # until as many episodes have ended as begin at once, on a busy machine
 DIGEST = "0123456789abcdef" * 4
 
 
@@ -62,14 +63,17 @@ def measure(server: Server) -> list[Result]:
                 worker.wait(30)
         finally:
             engine.terminate()
-            engine.wait()
+            engine.wait(30)
 
 
 def _watch(c: Coordinator, worker: subprocess.Popen) -> tuple[float, float]:
     """CPU seconds of the worker for one request, and requests a second, once all episodes are under way."""
-    while c.status()["placed"] < EPISODES:
+    until = time.monotonic() + START_S
+    while (placed := c.status()["placed"]) < EPISODES:
         if worker.poll() is not None:
-            raise RuntimeError("the worker ended")
+            raise RuntimeError(f"the worker ended with {worker.returncode}")
+        if time.monotonic() > until:
+            raise RuntimeError(f"expected {EPISODES} episodes placed within {START_S} s, found {placed}")
         time.sleep(0.2)
     placed, cpu, begun = c.status()["placed"], _cpu_s(worker.pid), time.monotonic()
     time.sleep(SECONDS)

@@ -27,6 +27,7 @@ KINDS = {  # kind -> what its command line contains
     "redis": "-server 127.0.0.1:",  # its own title for itself
 }
 LAUNCHER = "launcher"
+COMMAND_S = 900  # `down` waits for a trainer's checkpoint, and the machine is busy
 FOR_EVER = 100_000  # updates
 
 
@@ -55,6 +56,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            timeout=COMMAND_S,
         )
         return done.returncode, done.stdout
 
