@@ -2,7 +2,7 @@
 
 follow(weights), every pass:
     engine_list ─▶ wanted ─┬▶ new: a Keeper         ledger: what is not wanted is removed
-                           └▶ each: Keeper.step(weights), unless it is still at its last one
+                           └▶ each: Keeper.step, unless it is still at its last one
     waits half a second for them, so that an engine which drains or hangs holds up nobody else
 """
 
@@ -46,9 +46,9 @@ class EngineFleet:
         states = self.introduce()
         # The oldest weights first: whoever steps first takes the turn, and the others would serve theirs for ever.
         for name, keeper in sorted(self.keepers.items(), key=lambda item: _served(item[1])):
-            step = self._steps.get(name)
+            keeper.wanted, step = weights, self._steps.get(name)
             if step is None or not step.is_alive():
-                self._steps[name] = _Step(keeper, weights, states.get(name))
+                self._steps[name] = _Step(keeper, states.get(name))
         self.finish(PASS_S)
         working = [keeper for keeper in self.keepers.values() if not keeper.problem]
         return bool(working) and all(keeper.serves and keeper.serves.version == weights.version for keeper in working)
@@ -84,15 +84,14 @@ def _served(keeper: Keeper) -> int:
 
 
 class _Step(threading.Thread):
-    def __init__(self, keeper: Keeper, weights: Weights, state: str | None):
+    def __init__(self, keeper: Keeper, state: str | None):
         super().__init__(daemon=True)
-        self._arguments = keeper, weights, state
+        self._keeper, self._state = keeper, state
         self.error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
-        keeper, weights, state = self._arguments
         try:
-            keeper.step(weights, state)
+            self._keeper.step(self._state)
         except BaseException as error:  # raised again by whoever waits for this step
             self.error = error

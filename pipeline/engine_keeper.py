@@ -1,8 +1,8 @@
 """One engine of a run, kept at the version that it should serve; nothing is routed to one that has not proved it.
 
-    step(weights, state), as often as anybody likes:
-        ready, serves them ───────────▶ every 2 s: does it generate, under their label?
-        ready, serves other ones ─────▶ its turn? ─▶ draining │ loading ─▶ load ─▶ label and probe ─▶ ready
+    step(state), as often as anybody likes:
+        ready, serves what is wanted ─▶ every 2 s: does it generate, under that label?
+        ready, serves other weights ──▶ its turn? ─▶ draining │ loading ─▶ load ─▶ label and probe ─▶ ready
         anything else ────────────────▶ loading ─▶ …
         fails ──▶ failed, and why; again after 0.5, 1, 2 … 10 s
 
@@ -72,30 +72,31 @@ class Plan:
 
 
 class Keeper:
-    """serves: the label that the engine has proved; times are of the monotonic clock."""
+    """wanted: the weights that it should serve. serves: the label that it has proved. Times: of the monotonic clock."""
 
     def __init__(self, name: str, url: str, coordinator: Coordinator, plan: Plan):
         self.name, self.engine = name, Engine(url)
         self._coordinator, self._plan = coordinator, plan
+        self.wanted: Weights | None = None
         self.serves: Label | None = None
         self.loading: int | None = None
         self.problem = ""
         self.failures, self.retry_at = 0, 0.0
         self._checked, self._late, self._token = 0.0, 0, 0
 
-    def step(self, weights: Weights, state: str | None) -> None:
+    def step(self, state: str | None) -> None:
         """state: the engine's in the ledger."""
         if time.monotonic() < self.retry_at:
             return
-        label = weights.label(self._coordinator.run)
+        wanted = self.wanted.label(self._coordinator.run)
         serving = self.serves is not None and state == READY
         with contextlib.ExitStack() as turn:
             try:
-                if serving and (self.serves == label or not self._plan.turn(turn)):
+                if serving and (self.serves == wanted or not self._plan.turn(turn)):
                     if self._answers():
                         return
                     serving = False
-                self._bring(weights, label, serving, state)
+                self._bring(serving, state)
             except (EngineFailed, BadWeights) as error:
                 self._fail(error)
             finally:
@@ -121,13 +122,15 @@ class Keeper:
         self._checked = time.monotonic()
         return True
 
-    def _bring(self, weights: Weights, label: Label, serving: bool, state: str | None) -> None:
+    def _bring(self, serving: bool, state: str | None) -> None:
         begun, plan, run = time.monotonic(), self._plan, self._coordinator.run
-        folder = plan.verify(weights, label)  # before the engine stops serving
-        self.loading = weights.version
+        draining = serving and plan.policy == "drain"
+        weights, label, folder = self._verified()  # before the engine stops serving
         if state != FAILED:  # why it failed is to be read until it no longer does
-            draining = serving and plan.policy == "drain"
             self._mark(DRAINING if draining else LOADING, f"version {weights.version}")
+        if draining:
+            self.engine.drain(plan.load_timeout_s)
+            weights, label, folder = self._verified()  # what was published while the last long reply ended
         # Engine.bring's promise: from here on `serves` is what was proved, or nothing
         transfer = functools.partial(self._transfer, weights, label) if serving and plan.transfer else None
         manifest = self.engine.bring(folder, run, plan.load_timeout_s, plan.tolerance, plan.policy, transfer)
@@ -140,6 +143,13 @@ class Keeper:
         log.info("%s serves version %d (%.2f s)", self.name, weights.version, self._checked - begun)
         self.serves, self._token = label, manifest.probe_tokens[0]
         self.failures, self.retry_at, self.problem, self._late = 0, 0.0, "", 0
+
+    def _verified(self) -> tuple[Weights, Label, Path]:
+        """What is wanted now, its label and its folder, which is not deleted until it is loaded."""
+        weights = self.wanted
+        self.loading = weights.version
+        label = weights.label(self._coordinator.run)
+        return weights, label, self._plan.verify(weights, label)
 
     def _transfer(self, weights: Weights, label: Label) -> bool:
         try:

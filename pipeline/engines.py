@@ -2,6 +2,7 @@
 
     Engine(url) .label()             what the server says it serves; it says whatever it was told
                 .generates(token)    its scheduler lives: one token generated, and the label it came with
+                .drain()             its requests have ended
                 .load(folder, label) /update_weights_from_disk, the cache flushed; running requests: `policy`
                 .verify(manifest, …) the log-probs of the manifest's probe tokens are the trainer's
                 .bring(folder, …)    all of it: afterwards the engine serves these weights, proven
@@ -112,13 +113,17 @@ class Engine:
             raise
         self._resume()
 
+    def drain(self, timeout_s: float) -> None:
+        """Wait until its requests have ended; whoever calls has seen to it that no more come."""
+        deadline = time.monotonic() + timeout_s
+        while busy := self._requests():
+            if time.monotonic() > deadline:
+                raise EngineFailed("SLOW", f"{self.url}: {busy} requests have not ended within {timeout_s:g} s")
+            time.sleep(BUSY_S)
+
     def _stand_still(self, policy: str, timeout_s: float) -> None:
         if policy == "drain":
-            deadline = time.monotonic() + timeout_s
-            while busy := self._requests():
-                if time.monotonic() > deadline:
-                    raise EngineFailed("SLOW", f"{self.url}: {busy} requests have not ended within {timeout_s:g} s")
-                time.sleep(BUSY_S)
+            self.drain(timeout_s)
         if policy == "interrupt":
             self._send("POST", "/abort_request", {"rid": "", "abort_all": True})
             time.sleep(BUSY_S)  # the pause looks once a second whether all have stopped: at first, if it looks later

@@ -96,7 +96,7 @@ class ScriptedEngine:
         self.faults = {}  # path -> answer
         self.loads = []  # versions, in order
         self.calls = []  # paths of what changes something, in order
-        self.free = threading.Event()  # not set: a load waits for requests that are still running
+        self.free = threading.Event()  # not set: requests are still running, and a load waits for them
         self.free.set()
         self.url = http_server(self._answer)
 
@@ -105,7 +105,7 @@ class ScriptedEngine:
         self.label, self.manifest = "base", None
 
     def _answer(self, path, request):
-        if path not in ("/model_info", "/generate"):
+        if path not in ("/model_info", "/generate", "/v1/loads"):
             self.calls.append(path.removeprefix("/"))
         if path in self.faults:
             return self.faults[path]
@@ -114,7 +114,7 @@ class ScriptedEngine:
         if path == "/abort_request":
             return 200, b""
         if path == "/v1/loads":
-            return 200, {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]}
+            return 200, {"loads": [{"num_running_reqs": int(not self.free.is_set()), "num_waiting_reqs": 0}]}
         if path in ("/pause_generation", "/continue_generation"):
             return 200, {"status": "ok"}
         if path == "/update_weights_from_disk":

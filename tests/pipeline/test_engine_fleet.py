@@ -218,18 +218,29 @@ def test_while_one_engine_drains_the_others_serve_the_old_version(
     assert serve(engines, version_1) and one.loads == two.loads == [0, 1]
 
 
+def test_an_engine_loads_what_was_published_while_it_drained(ledger, fleet, weights, scripted_engine, short_passes):
+    one, version_0, version_1, version_2 = scripted_engine(), weights(0), weights(1), weights(2)
+    engines = fleet(one, load_timeout_s=10)
+    assert serve(engines, version_0)
+    one.free.clear()
+    assert not engines.follow(version_1) and not engines.follow(version_2)
+    assert engines.versions == {0, 1}, "version 1 may still be what it loads"
+    one.free.set()
+    assert serve(engines, version_2) and one.loads == [0, 2]
+
+
 def test_the_engine_with_the_oldest_weights_is_the_next_to_load(ledger, fleet, weights, scripted_engine, short_passes):
-    one, two = scripted_engine(), scripted_engine()
-    engines = fleet(one, two, load_timeout_s=10)
-    assert serve(engines, weights(0))
+    one, two, version_0, version_1, version_2 = scripted_engine(), scripted_engine(), weights(0), weights(1), weights(2)
+    engines = fleet(one, two, load_timeout_s=10, policy="retract")
+    assert serve(engines, version_0)
     since = ledger.last_event()
     one.free.clear()
-    assert not engines.follow(weights(1))
+    assert not engines.follow(version_1)
     one.free.set()
-    assert serve(engines, weights(2))
+    assert serve(engines, version_2)
     events = [event.fields for event in ledger.wait(since, 0) if event.kind == "engine"]
-    turns = [event["engine"] for event in events if event["state"] == "draining"]
-    assert turns[:2] == ["engine-0", "engine-1"], "engine-0 was at version 1 by then, or at 2"
+    turns = [event["engine"] for event in events if event["state"] == "loading"]
+    assert turns == ["engine-0", "engine-1", "engine-0"] and two.loads == [0, 2]
 
 
 def test_at_once_means_all_engines_together(ledger, fleet, weights, scripted_engine, short_passes):
