@@ -75,9 +75,9 @@ class Bound:
             self.updated = self.now + UPDATE_S
 
     def publish(self) -> None:
-        """Every engine gets the newest version, in turn."""
+        """Every engine gets the newest version, in turn: the one with the oldest is next."""
         drained = self.case.policy == "drain"
-        for name, engine in self.engines.items():
+        for name, engine in sorted(self.engines.items(), key=lambda item: item[1].version):
             turn = all(other.state == "ready" for other in self.engines.values())
             if turn and engine.version < self.model.version:
                 engine.state = "draining"

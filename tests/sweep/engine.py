@@ -183,11 +183,15 @@ def application(engine: ScriptedEngine) -> web.Application:
         await engine.load(asked["model_path"], asked["weight_version"])
         return answer({"success": True})
 
+    async def loads(http: web.Request) -> web.Response:
+        return answer({"loads": [{"num_running_reqs": len(engine.running), "num_waiting_reqs": len(engine.waiting)}]})
+
     async def model_info(http: web.Request) -> web.Response:
         return answer({"weight_version": engine.label})
 
     app = web.Application(client_max_size=1 << 24)
     app.router.add_get("/model_info", model_info)
+    app.router.add_get("/v1/loads", loads)
     posts = {"/generate": generate, "/abort_request": abort, "/update_weights_from_disk": load}
     posts |= {"/pause_generation": pause, "/continue_generation": go_on}
     for path, handler in posts.items():
