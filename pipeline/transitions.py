@@ -4,6 +4,7 @@
            EVALSHA occupy … "1764500000123-0"                                and their ids do
     EXEC   one round trip, atomic; but a refused Occupy does not undo the XADD, so the script deletes what it refuses
 
+A full Redis refuses every MULTI: then alone the payloads go with the script, which may write all the same.
 Ids are explicit, so that a transaction sent twice (a lost reply) adds nothing twice. One lock per worker incarnation
 keeps ids in order on the way; should another client have written in between, the answer is ORDER and fresh ids follow.
 """
