@@ -244,10 +244,7 @@ class Coordinator(LedgerView):
             run_id = self.client.info("server").get("run_id", "")
         except ResponseError:  # not every server tells
             run_id = ""
-        released = self._ledger.run("reap", run_id)[1][0]
-        if self._setting("proactive"):
-            released = released + self._ledger.run("proactive")[1][0]
-        return [text(entry) for entry in released]
+        return [text(entry) for entry in self._ledger.run("reap", run_id)[1][0]]
 
     def pause(self, reason: str = "paused by hand") -> None:
         self._ledger.run("gate", "pause", reason)

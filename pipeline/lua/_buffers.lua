@@ -101,5 +101,6 @@ local function show_window(...)
     end
     texts[#texts + 1] = text
   end
-  redis.call('HSET', RUN, 'window', table.concat(texts, ' '), ...)
+  run.window = table.concat(texts, ' ')
+  redis.call('HSET', RUN, 'window', run.window, ...)
 end

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _call _found _run _check _trainer _race _prompts _buffers _workers _entries _refs
 -- READY -> CONSUMED: hands out exactly B entries and freezes their order; head + 1. A stored batch again, for replay.
--- NOT_READY is an answer, not a refusal: it leaves the mark that the trainer waits for head (proactive.lua).
+-- NOT_READY is an answer, not a refusal: it leaves the mark that the trainer waits for head (_proactive.lua).
 -- KEYS  the run's fixed keys; builds buffer:<version>, entry:<its>, buffer:<window>
 -- ARGV  [5] trainer, version
 -- returns OK, refs | NOT_READY, finished | PUBLISH_FIRST | MISSING, oldest | NOT_HEAD | FENCED, trainer

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _race _prompts _buffers _workers _entries
--- Leases that ran out release everything of their incarnation; entries in flight for too long fail.
+-- include: _call _found _run _check _race _prompts _buffers _workers _entries _proactive
+-- Leases that ran out release everything of their incarnation; entries in flight for too long fail; the proactive filter.
 -- After a restart of Redis nobody could renew for a while: then one full lease passes first.
 -- KEYS  the run's fixed keys; builds worker:<expired>, entry:<its>, prompt:<its>, buffer:<window>
 -- ARGV  [5] run_id of the Redis server, '' if unknown
@@ -34,5 +34,11 @@ for _, worker in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
     released[#released + 1] = entry
   end
 end
-if #released > 0 then settle() end
+if #released > 0 then
+  settle()
+  open_window()
+end
+local before = #released
+abort_slow(released)
+if #released > before then settle() end
 return reply('OK', released)

@@ -128,8 +128,9 @@ class Dispatch(Places):
     def reap(self, now: int) -> set[str]:
         if self.restarted:
             self.restarted, self.reap_after = False, now + self._lease_ms()
-        gone = self.expired(now) if now >= self.reap_after else []
-        return {e.name for e in gone + self.proactive(now)}
+        if now < self.reap_after:
+            return set()
+        return {e.name for e in self.expired(now) + self.proactive(now)}
 
     def expired(self, now: int) -> list[Entry]:
         """What dead workers held, and what took too long."""
