@@ -123,7 +123,7 @@ def event_line(event: dict[str, Any]) -> str:
     ms = int(rest.pop("id").split("-")[0])
     at = time.strftime("%H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03}"
     kind = rest.pop("kind", "?")
-    return f"{at} {kind:<10} " + " ".join(f"{key}={value}" for key, value in rest.items())
+    return f"{at} {kind:<15} " + " ".join(f"{key}={value}" for key, value in rest.items())
 
 
 def prompts(ledger: Coordinator, count: int) -> list[dict[str, Any]]:
