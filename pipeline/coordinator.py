@@ -69,7 +69,10 @@ class Coordinator(LedgerView):
     @classmethod
     def create(cls, client: redis.Redis, run: str, settings: Any, **options: Any) -> "Coordinator":
         """Make the run, or find it made with the same settings. settings: mapping or model, as ledger_settings; a
-        `digest` in it stands for the whole config's. Raises OtherSettings, or ConfigError for impossible ones."""
+        `digest` in it stands for the whole config's.
+
+        Raises OtherSchema, OtherSettings, or ConfigError for impossible ones.
+        """
         values = dict(settings if isinstance(settings, Mapping) else settings.model_dump())
         digest = values.pop("digest", None)
         stored = Settings.read(values).stored()
@@ -78,7 +81,9 @@ class Coordinator(LedgerView):
         coordinator = cls(client, run, **options)
         rules = "".join(f"{stored[name] or 0} " for name in RULES.split())
         pairs = [item for pair in stored.items() for item in pair]
-        code = coordinator._ledger.run("create", digest, rules, *pairs)[0]
+        code = coordinator._ledger.run("create", keys.SCHEMA, digest, rules, *pairs)[0]
+        if code == "OTHER_SCHEMA":
+            raise coordinator.other_schema(coordinator.fields())
         if code == "OTHER_SETTINGS":
             found = coordinator.fields()
             differing = [f"{k}: {found.get(k)} → {v}" for k, v in stored.items() if found.get(k) != str(v)]

@@ -50,6 +50,12 @@ class OtherSettings(LedgerError, ConfigError):
     code = "OTHER_SETTINGS"
 
 
+class OtherSchema(LedgerError, ConfigError):
+    """A run of this name exists that another headrace made, and keeps in another way."""
+
+    code = "OTHER_SCHEMA"
+
+
 class RolledBack(LedgerError):
     """The ledger is behind what this process saw: Redis lost writes. The trainer joins again; all others retry."""
 

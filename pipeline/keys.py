@@ -1,12 +1,20 @@
 """Every Redis key of a run. All share the hash tag {run}, so that a run lives on one shard of a cluster.
 
-hr:{run}                            hash    schema, version, head, event, window, settings, digest, trainer, …
+hr:{run}                            hash    schema digest created_ms, and each setting of the buffers
+                                            version head event oldest checkpoint trainer: how far the run is
+                                            rules    the settings that scripts need, in one line: ledger_settings.RULES
+                                            window   occupied/due/min_version of each buffer, from the last down to head
+                                            awaited  head, if the trainer waits for it
+                                            stored   trajectories that the ledger keeps
+                                            paused stopped consecutive_failures consecutive_filtered: why it stands still
+                                            the rest is the scripts' own: lua/create.lua, lua/_run.lua
 hr:{run}:buffer:<v>                 hash    state occupied reserved due over capacity target min_version
 hr:{run}:buffer:<v>:entries         zset    entry -> V_traj · 2^32 + finishing number
-hr:{run}:entry:<id>                 hash    state prompt version deadline event value worker engine attempt reserved_ms
+hr:{run}:entry:<id>                 hash    state prompt version deadline event value worker engine attempt reserved_ms;
+                                            later also what lua/_entries.lua lists
 hr:{run}:reserved                   zset    entry -> deadline · 2^32 + reservation number
 hr:{run}:prompts                    zset    idle prompts, the race          :quarantined  zset  prompt -> ms
-hr:{run}:prompt:<id>                hash    alpha beta event visits value payload
+hr:{run}:prompt:<id>                hash    alpha beta event visits value payload epoch attempts lost
 hr:{run}:engines                    zset    engine -> version               :engine:<name>  hash
 hr:{run}:engine_changes             hash    engine -> url; "" for one that a person has removed
 hr:{run}:workers                    zset    incarnation -> lease's end in ms  :worker:<incarnation>  hash, …:entries
@@ -17,10 +25,12 @@ hr:{run}:counters                   hash    surplus, filtered, consumed, release
 hr:{run}:events                     stream  every transition: the bell and, archived, the record
 hr:{run}:metrics                    stream  one update an entry
 hr:{run}:transfers                  list    weights that engines ask the trainer for  :transfer:<id>  list
-hr:{run}:processes                  zset    process -> ms of its last refresh  :process:<name>  hash
+hr:{run}:processes                  zset    process -> ms when it is gone  :process:<name>  hash
 hr:{run}:evals                      zset    version -> version               :eval:<version>  hash
 hr:{run}:launcher                   hash    what the local `headrace up` shall keep running
 """
+
+SCHEMA = 2  # of all this; a run that was made with another one is refused
 
 
 def run(name: str) -> str:
@@ -126,12 +136,12 @@ def transfer(name: str, transfer_id: str) -> str:
 
 
 def process(name: str, process_name: str) -> str:
-    """Hash that expires 30 s after its last refresh: role, pid, waiting, since_ms, role-specific numbers."""
+    """Hash that expires unless it is refreshed (progress.py): role, pid, waiting, since_ms, role-specific numbers."""
     return f"{run(name)}:process:{process_name}"
 
 
 def processes(name: str) -> str:
-    """Zset process -> ms of its last refresh: the index of the processes."""
+    """Zset process -> when it is gone unless it is refreshed, in ms: the index of the processes."""
     return f"{run(name)}:processes"
 
 

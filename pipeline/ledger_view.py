@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -39,25 +39,34 @@ class LedgerView:
     ) -> bool:
         """Wait until the coordinator has made the run; False if `stop` answered True before. waiting: told what for.
 
-        Raises OtherSettings unless the run was made with the settings of `digest`, UnknownRun after `timeout_s`.
+        Raises OtherSettings unless the run was made with the settings of `digest`, OtherSchema unless by a headrace
+        that keeps it as this one does, UnknownRun after `timeout_s`.
         """
         end = time.monotonic() + timeout_s
         while not stop():
             try:
-                found = self.fields()["digest"]
+                found = self.fields()
             except errors.UnknownRun:
                 if time.monotonic() > end:
                     raise
                 waiting(f"run {self.run} to be created by the coordinator")
                 time.sleep(LOOK_S)
                 continue
-            if found != digest:
+            if found["schema"] != str(keys.SCHEMA):
+                raise self.other_schema(found)
+            if found["digest"] != digest:
                 raise errors.OtherSettings(
-                    f"run {self.run!r} has settings {found}, this process was given {digest}: start it with the run's "
-                    "own run.toml"
+                    f"run {self.run!r} has settings {found['digest']}, this process was given {digest}: start it "
+                    "with the run's own run.toml"
                 )
             return True
         return False
+
+    def other_schema(self, found: Mapping[str, str]) -> errors.OtherSchema:
+        return errors.OtherSchema(
+            f"run {self.run!r} was made by another headrace, which keeps it in schema {found['schema']}, this one in "
+            f"{keys.SCHEMA}: choose another name, or finish the run with that headrace"
+        )
 
     def buffers(self) -> list[BufferView]:
         """Kept batches and the window head .. version + max_staleness, in order."""

@@ -2,8 +2,9 @@
 
 import pytest
 
+from pipeline import keys
 from pipeline.coordinator import Coordinator
-from pipeline.errors import ConfigError, OtherSettings, UnknownRun
+from pipeline.errors import ConfigError, OtherSchema, OtherSettings, UnknownRun
 from pipeline.ledger_view import LedgerView
 
 NAN = float("nan")
@@ -134,6 +135,20 @@ def test_who_comes_before_the_coordinator_waits_for_the_run(client, run):
     assert said == [f"run {run} to be created by the coordinator"]
     with pytest.raises(ConfigError, match="has settings aa, this process was given bb"):
         view.wait_for_run("bb", 5)
+
+
+def test_a_run_that_another_headrace_made_is_refused_by_all_who_would_work_on_it(client, run):
+    settings = {"batch_size": 4, "digest": "aa"}
+    Coordinator.create(client, run, settings)
+    client.hset(keys.run(run), "schema", 1)
+    client.hdel(keys.run(run), "rules")
+    told = f"'{run}' was made by another headrace, which keeps it in schema 1, this one in 2: choose another name, or"
+    with pytest.raises(OtherSchema, match=told):
+        Coordinator.create(client, run, settings)
+    with pytest.raises(OtherSchema, match=told):
+        LedgerView(client, run).wait_for_run("aa", 5)
+    with pytest.raises(OtherSchema, match=told):
+        Coordinator.create(client, run, settings | {"digest": "bb"})
 
 
 def test_the_wait_for_the_run_has_an_end(client, run):
