@@ -116,7 +116,7 @@ class Watch:
 
     def _tend(self) -> None:
         for entry in self._coordinator.reap():
-            log.warning("entry %s was released: its worker is gone, or it took too long", entry)
+            log.warning("entry %s was released: its worker is gone, it is late, or the trainer waits for it", entry)
         self._archive()
         for path in retain(self._config.folder / "weights", self._needed_versions()):
             log.info("deleted %s: nobody can ask for it any more", path)
