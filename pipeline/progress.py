@@ -107,7 +107,6 @@ def read_metrics(client: Redis, run: str, after: str = "0-0") -> tuple[list[dict
 def read_shares(client: Redis, run: str, updates: int = 20) -> dict[str, float]:
     """Where the trainer's time went in the newest updates, as shares of it: "update", and what it waited for."""
     lines = [json.loads(fields[b"json"]) for _, fields in client.xrevrange(keys.metrics(run), count=updates)]
-    lines = [line for line in lines if "seconds" in line]  # those of earlier headraces lack it
     whole = sum(line["seconds"] for line in lines)
     spent = Counter(update=sum(line["step_seconds"] for line in lines))
     for line in lines:
