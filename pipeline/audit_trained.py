@@ -4,7 +4,6 @@ consumed 12: e7 e3 …  ── sha256 ──▶ 9f3c…  =  "batch" of line 12 o
 checkpoints/15: recent                      =  the newest batches before 15
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from typing import Any
 from pipeline import jsonl, summary
 from pipeline.audit_findings import Findings
 from pipeline.config import Config
-
-DIGITS = 16
+from pipeline.ledger_types import batch_digest
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def check_trained(said: Trained, findings: Findings, batches: Mapping[int, list[
         elif "batch" not in line:
             findings.unchecked["trained"] = "updates that do not name their batch"
         else:
-            same = line["batch"] == _digest(batch)
+            same = line["batch"] == batch_digest(batch)
             findings.expect("trained", same, "not the batch that the ledger handed out", buffer=version)
             for entry in batch:
                 before = trained.setdefault(entry, version)
@@ -61,8 +59,3 @@ def check_trained(said: Trained, findings: Findings, batches: Mapping[int, list[
         for number, recent in enumerate(state["recent"], first):
             same = recent == batches.get(number)
             findings.expect("trained", same, f"checkpoint {state['version']} remembers another batch", buffer=number)
-
-
-def _digest(entries: list[str]) -> str:
-    """As trainer/record.py writes it: over the entries in the batch's order, one space between them."""
-    return hashlib.sha256(" ".join(entries).encode()).hexdigest()[:DIGITS]

@@ -3,8 +3,9 @@
 An expected outcome is a value: `Refused("FULL")` is back-pressure, not an error. Versions count optimizer updates.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,11 @@ class Ref:
 class Batch:
     version: int
     refs: tuple[Ref, ...]
+
+
+def batch_digest(entries: Sequence[str]) -> str:
+    """What names a batch in metrics.jsonl: over its entries in order, one space between them."""
+    return hashlib.sha256(" ".join(entries).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ line 11 ├ publish ┤├ ready ┤├ fetch ┤├ update ┤ line 12     one 
 {"version": 12, "batch": "9f3c…", "loss": …, "seconds": 9.1, "step_seconds": 6.2, "wait_seconds": {"ready": 2.4, …}}
 """
 
-import hashlib
 import json
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any
 import redis
 
 from pipeline import jsonl, keys
+from pipeline.ledger_types import batch_digest
 from pipeline.progress import record_metrics
 from pipeline.redis_server import patient
 
@@ -70,7 +70,7 @@ class Record:
         self._switch(self.doing)
         spent, self.spent = self.spent, Counter()
         line = {"version": version, "step": version + 1, "time_ms": time.time_ns() // 1_000_000}
-        line |= {"batch": hashlib.sha256(" ".join(batch).encode()).hexdigest()[:16], **metrics}
+        line |= {"batch": batch_digest(batch), **metrics}
         line |= {
             "seconds": round(spent.total(), 4),
             "step_seconds": round(spent["update"], 4),
