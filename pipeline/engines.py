@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import HeadraceError
+from pipeline.errors import Coded
 from pipeline.weights import Label, Manifest, read_manifest
 
 # Nats, the largest difference of engine and trainer, whose kernels round differently. In bfloat16 that is much for an
@@ -39,13 +39,9 @@ LOADS = "/v1/loads"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
 
 
-class EngineFailed(HeadraceError, RuntimeError):
+class EngineFailed(Coded, RuntimeError):
     """code: UNREACHABLE (no connection), SLOW (no answer in time), REFUSED (an error answered), REPLY (not understood),
     LABEL (serves other weights than asked for), PROBE (computes with other weights than its label says)."""
-
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code
 
 
 class Engine:

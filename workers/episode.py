@@ -32,7 +32,7 @@ from typing import Protocol
 import numpy as np
 
 from pipeline import config
-from pipeline.errors import HeadraceError
+from pipeline.errors import Coded
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Segment, Trajectory
 from workers.chat import Chat
@@ -45,13 +45,9 @@ log = logging.getLogger(__name__)
 CLOSE_S = 5.0
 
 
-class EpisodeFailed(HeadraceError):
+class EpisodeFailed(Coded):
     """No trajectory came of it. code: SETUP_TIMEOUT | STEP_TIMEOUT | EPISODE_TIMEOUT | ENVIRONMENT | PROMPT_TOO_LONG |
     TRUNCATED (before the first token)."""
-
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code
 
 
 class Generator(Protocol):

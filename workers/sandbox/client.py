@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.errors import HeadraceError
+from pipeline.errors import Coded
 from workers.sandbox.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -38,15 +38,11 @@ class ToolResult:
     seconds: float
 
 
-class SandboxUnavailable(HeadraceError, RuntimeError):
+class SandboxUnavailable(Coded, RuntimeError):
     """The tool cannot run.
 
     code: LANDLOCK | SECCOMP | LIBSECCOMP (this machine lacks it), ESCAPED (a trial call did), SERVER (it dies), CLOSED.
     """
-
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code
 
 
 class ServerDied(Exception):
