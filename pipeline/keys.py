@@ -6,7 +6,7 @@ hr:{run}                            hash    schema digest created_ms, and each s
                                             window   occupied/due/min_version of each buffer, from the last down to head
                                             awaited  head, if the trainer waits for it
                                             stored   trajectories that the ledger keeps
-                                            paused stopped consecutive_failures consecutive_filtered: why it stands still
+                                            paused stopped consecutive_failures consecutive_filtered: what holds it up
                                             the rest is the scripts' own: lua/create.lua, lua/_run.lua
 hr:{run}:buffer:<v>                 hash    state occupied reserved due over capacity target min_version
 hr:{run}:buffer:<v>:entries         zset    entry -> V_traj · 2^32 + finishing number
