@@ -20,7 +20,7 @@ from workers.clock import Clock
 from workers.engine import EngineAborted, EngineGone, Reply, WrongWeights, new_rid
 from workers.routing import Routes
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before what has brought no token is asked for again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before an engine that gave no token is asked again
 
 
 class Continued:
@@ -92,7 +92,8 @@ class Continued:
             if len(kept.tokens) >= max_tokens:
                 return kept.reply("length")
             await self.routes.refresh()  # mostly the engine is about to load: sent there again, it would wait for that
-            pause = 0.0 if reply and reply.tokens else min(2 * pause or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            goes_on = (reply and reply.tokens) or engine.name not in self.routes.ready
+            pause = 0.0 if goes_on else min(2 * pause or FIRST_PAUSE_S, LONGEST_PAUSE_S)
             await asyncio.sleep(pause)
 
     def _end(self, tokens: list[int]) -> int:
