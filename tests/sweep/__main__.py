@@ -30,13 +30,13 @@ def main() -> int:
     parser.add_argument("--eta", type=int, nargs="+", default=ETAS)
     parser.add_argument("--redundancy", type=float, nargs="+", default=REDUNDANCIES, help="B'/B")
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--retry", action="store_true", help="also the proactive filter, at interrupt and B' = B")
+    parser.add_argument("--proactive", choices=["retry", "truncate"], help="also with this filter, where B' = B")
     parser.add_argument("--side-by-side", type=int, default=4, metavar="RUNS")
     parser.add_argument("--folder", type=Path, help="where to run; it must be empty. Default: a temporary one")
     given = parser.parse_args()
     cases = [Case(*each) for each in itertools.product(given.eta, given.redundancy, given.policy)]
-    if given.retry:
-        cases += [Case(eta, policy="interrupt", proactive="retry") for eta in given.eta]
+    if given.proactive:
+        cases += [Case(*each, proactive=given.proactive) for each in itertools.product(given.eta, [1.0], given.policy)]
     folder = given.folder or Path(tempfile.mkdtemp(prefix="headrace-sweep-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"everything is in {folder}", flush=True)
@@ -44,10 +44,9 @@ def main() -> int:
     with ProcessPoolExecutor(given.side_by_side) as pool:
         rows = list(pool.map(_row, cases, itertools.repeat(folder.resolve()), itertools.repeat(model)))
     print(speed(rows), bias(rows), sep="\n\n")
-    loads = sorted(row.load for row in rows)
-    print(
-        f"\n{os.cpu_count()} cores, {given.side_by_side} runs at once, load average {loads[0]:.1f} to {loads[-1]:.1f}"
-    )
+    loads = [row.load for row in rows]
+    conditions = f"{os.cpu_count()} cores, {given.side_by_side} runs at once"
+    print(f"\n{conditions}, load average {min(loads):.1f} to {max(loads):.1f}")
     return 0
 
 
