@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pipeline import engine_list
 from pipeline.coordinator import Coordinator
-from pipeline.engine_keeper import Keeper, Plan
+from pipeline.engine_keeper import Keeper, Publication
 from pipeline.ledger_types import Weights
 
 PASS_S = 0.5
@@ -21,8 +21,8 @@ PASS_S = 0.5
 class EngineFleet:
     """given: URLs of engine-0, engine-1, …; a person may add others, and remove any."""
 
-    def __init__(self, coordinator: Coordinator, given: Sequence[str], plan: Plan):
-        self._coordinator, self._given, self._plan = coordinator, given, plan
+    def __init__(self, coordinator: Coordinator, given: Sequence[str], publication: Publication):
+        self._coordinator, self._given, self._publication = coordinator, given, publication
         self._steps: dict[str, _Step] = {}  # the last one of each engine
         self.keepers: dict[str, Keeper] = {}
 
@@ -34,7 +34,7 @@ class EngineFleet:
         for name in known.keys() - wanted:
             self._coordinator.remove_engine(name)
         kept = {name: keeper for name, keeper in self.keepers.items() if wanted.get(name) == keeper.engine.url}
-        new = {name: Keeper(name, url, self._coordinator, self._plan) for name, url in wanted.items()}
+        new = {name: Keeper(name, url, self._coordinator, self._publication) for name, url in wanted.items()}
         self.keepers = new | kept
         for name in wanted:
             if name not in known or known[name].url != wanted[name]:
@@ -44,7 +44,7 @@ class EngineFleet:
     def follow(self, weights: Weights) -> bool:
         """One pass; True once every engine that works, and at least one, serves `weights`."""
         states = self.introduce()
-        # The oldest weights first: whoever steps first takes the turn, and the others would serve theirs for ever.
+        # The oldest weights first: whoever steps first may stop, and the others would serve theirs for ever.
         for name, keeper in sorted(self.keepers.items(), key=lambda item: _served(item[1])):
             keeper.wanted, step = weights, self._steps.get(name)
             if step is None or not step.is_alive():

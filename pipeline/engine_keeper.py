@@ -2,11 +2,11 @@
 
     step(state), as often as anybody likes:
         ready, serves what is wanted ─▶ every 2 s: does it generate, under that label?
-        ready, serves other weights ──▶ its turn? ─▶ draining │ loading ─▶ load ─▶ label and probe ─▶ ready
+        ready, serves other weights ──▶ may stop? ─▶ draining │ loading ─▶ load ─▶ label and probe ─▶ ready
         anything else ────────────────▶ loading ─▶ …
         fails ──▶ failed, and why; again after 0.5, 1, 2 … 10 s
 
-Taking turns, an engine serves (and admits at) its old version while another one loads, so that generation never stops.
+One at a time may stop: the others serve, and admit at, their old version while it loads, and generation never stops.
 One that was started again by its supervisor serves its base weights; its label says so within 2 s, and every reply
 tells the workers.
 """
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Plan:
-    """What all engines of a run have in common.
+class Publication:
+    """How weights reach the engines of a run.
 
     load_timeout_s  with what `policy` has a load wait for
     transfer        (url, path, label): brings weights to a serving engine without the disk, or raises TransferFailed
@@ -48,17 +48,17 @@ class Plan:
     policy: str = "drain"
     at_once: bool = False
     transfer: Callable[[str, str, str], None] | None = None
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _stopping: threading.Lock = field(default_factory=threading.Lock)
     _verifying: threading.Lock = field(default_factory=threading.Lock)
     _verified: Label | None = None
 
-    def turn(self, until: contextlib.ExitStack) -> bool:
+    def may_stop(self, until: contextlib.ExitStack) -> bool:
         """Whether an engine may stop serving now; then no other one may before `until` is closed."""
         if self.at_once:
             return True
-        taken = self._turn.acquire(blocking=False)
+        taken = self._stopping.acquire(blocking=False)
         if taken:
-            until.callback(self._turn.release)
+            until.callback(self._stopping.release)
         return taken
 
     def verify(self, weights: Weights, label: Label) -> Path:
@@ -74,9 +74,9 @@ class Plan:
 class Keeper:
     """wanted: the weights that it should serve. serves: the label that it has proved. Times: of the monotonic clock."""
 
-    def __init__(self, name: str, url: str, coordinator: Coordinator, plan: Plan):
+    def __init__(self, name: str, url: str, coordinator: Coordinator, publication: Publication):
         self.name, self.engine = name, Engine(url)
-        self._coordinator, self._plan = coordinator, plan
+        self._coordinator, self._publication = coordinator, publication
         self.wanted: Weights | None = None
         self.serves: Label | None = None
         self.loading: int | None = None
@@ -90,9 +90,9 @@ class Keeper:
             return
         wanted = self.wanted.label(self._coordinator.run)
         serving = self.serves is not None and state == READY
-        with contextlib.ExitStack() as turn:
+        with contextlib.ExitStack() as stopped:
             try:
-                if serving and (self.serves == wanted or not self._plan.turn(turn)):
+                if serving and (self.serves == wanted or not self._publication.may_stop(stopped)):
                     if self._answers():
                         return
                     serving = False
@@ -123,17 +123,19 @@ class Keeper:
         return True
 
     def _bring(self, serving: bool, state: str | None) -> None:
-        begun, plan, run = time.monotonic(), self._plan, self._coordinator.run
-        draining = serving and plan.policy == "drain"
+        begun, publication, run = time.monotonic(), self._publication, self._coordinator.run
+        draining = serving and publication.policy == "drain"
         weights, label, folder = self._verified()  # before the engine stops serving
         if state != FAILED:  # why it failed is to be read until it no longer does
             self._mark(DRAINING if draining else LOADING, f"version {weights.version}")
         if draining:
-            self.engine.drain(plan.load_timeout_s)
+            self.engine.drain(publication.load_timeout_s)
             weights, label, folder = self._verified()  # what was published while the last long reply ended
         # Engine.bring's promise: from here on `serves` is what was proved, or nothing
-        transfer = functools.partial(self._transfer, weights, label) if serving and plan.transfer else None
-        manifest = self.engine.bring(folder, run, plan.load_timeout_s, plan.tolerance, plan.policy, transfer)
+        transfer = functools.partial(self._transfer, weights, label) if serving and publication.transfer else None
+        manifest = self.engine.bring(
+            folder, run, publication.load_timeout_s, publication.tolerance, publication.policy, transfer
+        )
         if manifest.label(run) != label:
             raise BadWeights(
                 f"{folder} holds {manifest.label(run)}, but {label} was published: the folder was replaced"
@@ -149,11 +151,11 @@ class Keeper:
         weights = self.wanted
         self.loading = weights.version
         label = weights.label(self._coordinator.run)
-        return weights, label, self._plan.verify(weights, label)
+        return weights, label, self._publication.verify(weights, label)
 
     def _transfer(self, weights: Weights, label: Label) -> bool:
         try:
-            self._plan.transfer(self.engine.url, weights.path, str(label))
+            self._publication.transfer(self.engine.url, weights.path, str(label))
             return True
         except TransferFailed as error:
             log.warning(

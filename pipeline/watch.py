@@ -27,7 +27,7 @@ from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.engine_fleet import EngineFleet
-from pipeline.engine_keeper import Plan
+from pipeline.engine_keeper import Publication
 from pipeline.errors import ConfigError, LedgerError, RolledBack, UnknownRun
 from pipeline.eval_schedule import EvalSchedule
 from pipeline.ledger_types import Weights
@@ -73,21 +73,20 @@ class Watch:
         # an engine that drains is as long in loading as its last request, besides
         load_s = engines.load_timeout_s + (config.rollout.request_timeout_s if publish.policy == "drain" else 0)
 
-        def transfer(url: str, path: str, label: str) -> None:
+        def send(url: str, path: str, label: str) -> None:
             if Label.parse(label).version >= config.run.total_steps:
                 raise TransferFailed("the trainer ends with its last update")
             ask(client, self._run, url, path, label, engines.load_timeout_s)
 
-        by_disk = publish.transport == "disk"
-        plan = Plan(
+        publication = Publication(
             config.folder,
-            load_s,
-            engines.probe_tolerance,
-            publish.policy,
-            publish.at_once,
-            None if by_disk else transfer,
+            load_timeout_s=load_s,
+            tolerance=engines.probe_tolerance,
+            policy=publish.policy,
+            at_once=publish.at_once,
+            transfer=send if publish.transport == "distributed" else None,
         )
-        self.fleet = EngineFleet(self._coordinator, list(engine_urls), plan)
+        self.fleet = EngineFleet(self._coordinator, list(engine_urls), publication)
         every, last, lease_s = config.eval.every, config.run.total_steps, config.buffers.lease_s
         self.evals = EvalSchedule(client, self._run, every, last, config.eval.timeout_s, lease_s)
         self._progress = Progress(client, self._run, NAME, "coordinator")

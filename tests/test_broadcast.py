@@ -12,7 +12,7 @@ from pipeline.config import Config
 from pipeline.config_file import to_toml
 from pipeline.coordinator import Coordinator
 from pipeline.engine_fleet import EngineFleet
-from pipeline.engine_keeper import Plan
+from pipeline.engine_keeper import Publication
 from pipeline.engines import Engine
 from pipeline.ledger_types import Weights
 from pipeline.transfer import TransferFailed, ask
@@ -93,7 +93,7 @@ def test_a_publication_reaches_a_serving_engine_without_the_disk_and_is_proved(
     def by_broadcast(url, path, label):
         sent(client, config, published, engine, path)
 
-    fleet = EngineFleet(ledger, [engine.url], Plan(config.folder, 60, policy="retract", transfer=by_broadcast))
+    fleet = EngineFleet(ledger, [engine.url], Publication(config.folder, 60, policy="retract", transfer=by_broadcast))
     until(lambda: fleet.follow(weights[1]))
     slow_down(engine.url, 0.05)
     replies = []

@@ -6,7 +6,7 @@ from pipeline import engine_keeper, reports
 from pipeline import engines as engines_module
 from pipeline.coordinator import Coordinator
 from pipeline.engine_fleet import EngineFleet
-from pipeline.engine_keeper import Plan
+from pipeline.engine_keeper import Publication
 from pipeline.ledger_types import Weights
 from pipeline.weights import write_manifest
 
@@ -22,8 +22,10 @@ def fleet(ledger, tmp_path, whole_passes):
 
     fleets = []
 
-    def start(*engines, load_timeout_s=0.3, **plan):
-        fleet = EngineFleet(ledger, [engine.url for engine in engines], Plan(tmp_path, load_timeout_s, **plan))
+    def start(*engines, load_timeout_s=0.3, **publication):
+        fleet = EngineFleet(
+            ledger, [engine.url for engine in engines], Publication(tmp_path, load_timeout_s, **publication)
+        )
         fleet.introduce()
         fleets.append(fleet)
         return fleet

@@ -12,7 +12,7 @@ import redis
 from pipeline import keys
 from pipeline.coordinator import Coordinator
 from pipeline.engine_fleet import EngineFleet
-from pipeline.engine_keeper import Plan
+from pipeline.engine_keeper import Publication
 from pipeline.engines import Engine
 from pipeline.ledger_types import Weights
 from pipeline.weights import Label, read_manifest
@@ -51,7 +51,7 @@ def interrupted(engine: Engine, ledger: Coordinator, published, policy: str) -> 
     for version in (1, 2):
         path = f"weights/{version}-a"
         weights[version] = Weights(version, path, read_manifest(published / path).digest, version, 0)
-    fleet = EngineFleet(ledger, [engine.url], Plan(published, 60, policy=policy))
+    fleet = EngineFleet(ledger, [engine.url], Publication(published, 60, policy=policy))
     until(lambda: fleet.follow(weights[1]))
     slow_down(engine.url, SLOW_S)
     replies = []

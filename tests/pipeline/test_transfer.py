@@ -7,7 +7,7 @@ import pytest
 from pipeline import keys, transfer
 from pipeline.coordinator import Coordinator
 from pipeline.engine_fleet import EngineFleet
-from pipeline.engine_keeper import Plan
+from pipeline.engine_keeper import Publication
 from pipeline.ledger_types import Weights
 from pipeline.transfer import DONE, Transfer, TransferFailed, answer, ask, take
 from pipeline.weights import read_manifest, write_manifest
@@ -83,7 +83,7 @@ def test_an_engine_joins_from_disk_and_stands_still_while_the_trainer_sends_the_
         engine.label, engine.manifest = label, read_manifest(tmp_path / path)
 
     ledger = Coordinator.create(client, run, {"batch_size": 2})
-    fleet = EngineFleet(ledger, [engine.url], Plan(tmp_path, 5, policy=policy, transfer=sent))
+    fleet = EngineFleet(ledger, [engine.url], Publication(tmp_path, 5, policy=policy, transfer=sent))
     assert fleet.follow(weights[0]) and engine.loads == [0]
     engine.calls.clear()
     assert fleet.follow(weights[1]) and engine.loads == [0]
@@ -100,7 +100,7 @@ def test_what_the_trainer_cannot_send_is_loaded_from_disk_and_the_ledger_says_wh
         raise TransferFailed("no group")
 
     ledger = Coordinator.create(client, run, {"batch_size": 2})
-    fleet = EngineFleet(ledger, [engine.url], Plan(tmp_path, 5, transfer=refused))
+    fleet = EngineFleet(ledger, [engine.url], Publication(tmp_path, 5, transfer=refused))
     for version in weights:
         assert fleet.follow(version)
     assert engine.loads == [0, 1]
@@ -117,7 +117,7 @@ def test_an_engine_that_lies_about_what_it_was_sent_is_caught_and_loaded_from_di
         engine.label = label  # and its weights are still the old ones
 
     ledger = Coordinator.create(client, run, {"batch_size": 2})
-    fleet = EngineFleet(ledger, [engine.url], Plan(tmp_path, 5, transfer=mislabelled))
+    fleet = EngineFleet(ledger, [engine.url], Publication(tmp_path, 5, transfer=mislabelled))
     assert fleet.follow(weights[0]) and not fleet.follow(weights[1])
     assert "computes with other weights" in fleet.problems[0]
     fleet.keepers["engine-0"].retry_at = 0
