@@ -31,12 +31,12 @@ from trainer.ranks import joined
 from trainer.update import Updater, make_optimizer
 from workers import engine as engines
 from workers.chat import Chat
-from workers.clock import Clock
-from workers.continuation import Continued
+from workers.continuation import Continuation
 from workers.environments import open_environment
 from workers.episode import Episode, play
 from workers.ledger import Ledger
 from workers.routing import Routes
+from workers.time_limit import TimeLimit
 from workers.worker import Worker
 
 pytestmark = pytest.mark.sglang
@@ -218,9 +218,9 @@ def test_an_episode_that_is_interrupted_twice_has_segments_of_three_versions_eac
             await asyncio.to_thread(bring, c, 0)
             await routes.refresh()
             slow_down(admin.url, 0.2)
-            clock = Clock(60)
-            with Continued("e", "e0", routes, chat, [], clock, counts) as generator:
-                episode = asyncio.create_task(Episode(reservation, make(), generator, chat, config, clock).play())
+            time_limit = TimeLimit(60)
+            with Continuation("e", "e0", routes, chat, [], time_limit, counts) as generator:
+                episode = asyncio.create_task(Episode(reservation, make(), generator, chat, config, time_limit).play())
                 for version in (1, 2):
                     while not await asyncio.to_thread(running, admin.url):
                         await asyncio.sleep(0.02)

@@ -16,28 +16,35 @@ import numpy as np
 
 from pipeline.trajectory import Segment
 from workers.chat import Chat
-from workers.clock import Clock
 from workers.engine import EngineAborted, EngineGone, Reply, WrongWeights, new_rid
 from workers.routing import Routes
+from workers.time_limit import TimeLimit
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before an engine that gave no token is asked again
 
 
-class Continued:
+class Continuation:
     """What an episode of `entry` generates with; `engine` is the one that the entry was reserved on.
 
-    clock: the episode's, which stands still while no engine can be used. counts: gets `continued` and `migrated`.
+    time_limit: the episode's, which stands still while no engine can be used. counts: gets `continued` and `migrated`.
     """
 
     def __init__(
-        self, entry: str, engine: str, routes: Routes, chat: Chat, stop: list[str], clock: Clock, counts: Counter[str]
+        self,
+        entry: str,
+        engine: str,
+        routes: Routes,
+        chat: Chat,
+        stop: list[str],
+        time_limit: TimeLimit,
+        counts: Counter[str],
     ):
         self.entry, self.engine, self.routes = entry, engine, routes
-        self.chat, self.stop, self.clock, self.counts = chat, stop, clock, counts
+        self.chat, self.stop, self.time_limit, self.counts = chat, stop, time_limit, counts
         self.truncated = False
         self._request = None  # (engine, rid) in flight
 
-    def __enter__(self) -> "Continued":
+    def __enter__(self) -> "Continuation":
         self.routes.in_flight[self.engine] += 1
         return self
 
@@ -110,7 +117,7 @@ class Continued:
         if self.routes.order(self.entry, at_least, self.engine):
             engine = await self.routes.choose(self.entry, at_least, self.engine)
         else:
-            with self.clock.standing_still():
+            with self.time_limit.standing_still():
                 engine = await self.routes.choose(self.entry, at_least, self.engine)
         self.routes.in_flight[self.engine] -= 1
         self.routes.in_flight[engine.name] += 1

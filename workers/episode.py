@@ -36,9 +36,9 @@ from pipeline.errors import Coded
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Segment, Trajectory
 from workers.chat import Chat
-from workers.clock import Clock
 from workers.engine import Reply
 from workers.environments import Environment, Turn
+from workers.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EpisodeFailed(Coded):
 
 
 class Generator(Protocol):
-    """An engine, one after the other (Continued), or the script that stands in for one for the cold start's traces."""
+    """Engines, one after the other (Continuation), or the script that stands in for them in the cold start's traces."""
 
     async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0) -> Reply: ...
 
@@ -63,12 +63,12 @@ async def play(
 
     Raises EpisodeFailed, EngineError.
     """
-    clock = Clock(settings.environment.episode_timeout_s)
-    return await Episode(reservation, environment, engine, chat, settings, clock).play()
+    time_limit = TimeLimit(settings.environment.episode_timeout_s)
+    return await Episode(reservation, environment, engine, chat, settings, time_limit).play()
 
 
 class Episode:
-    """clock: of environment.episode_timeout_s."""
+    """time_limit: of environment.episode_timeout_s."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Episode:
         engine: Generator,
         chat: Chat,
         settings: config.Config,
-        clock: Clock,
+        time_limit: TimeLimit,
     ):
         self.reservation, self.environment, self.engine, self.chat = reservation, environment, engine, chat
-        self.limits, self.rollout, self.clock = settings.environment, settings.rollout, clock
+        self.limits, self.rollout, self.time_limit = settings.environment, settings.rollout, time_limit
         self.tokens: list[int] = []
         self.segments: list[Segment] = []
         self.logprobs: list[tuple[int, np.ndarray]] = []  # where each reply begins, and its log-probs
@@ -94,7 +94,7 @@ class Episode:
         """As the function `play`; once."""
         self._task = asyncio.current_task()
         try:
-            async with self.clock:
+            async with self.time_limit:
                 return self._trajectory(await self._until_truncated())
         except TimeoutError:
             limit = self.limits.episode_timeout_s

@@ -19,12 +19,12 @@ from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Trajectory
 from workers.chat import Chat
-from workers.clock import Clock
-from workers.continuation import Continued
+from workers.continuation import Continuation
 from workers.engine import EngineError
 from workers.environments import Environment
 from workers.episode import Episode, EpisodeFailed
 from workers.routing import Routes
+from workers.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ FAILURES_SHOWN = 20  # whole messages in the log; a broken environment fails tho
 AT_EVERY_ATTEMPT = {"PROMPT_TOO_LONG"}
 
 
-class Stage:
+class Shared:
     """What all groups of a worker share. counts: episodes that failed, by code; members that were stopped, …"""
 
     def __init__(
@@ -54,16 +54,16 @@ class Stage:
 class Group:
     """engine: the one that the entry was reserved on."""
 
-    def __init__(self, stage: Stage, reservation: Reservation, engine: str):
-        self.stage, self.reservation, self.engine = stage, reservation, engine
+    def __init__(self, shared: Shared, reservation: Reservation, engine: str):
+        self.shared, self.reservation, self.engine = shared, reservation, engine
         self.truncated = False
-        self._playing: set[tuple[Continued, Episode]] = set()
+        self._playing: set[tuple[Continuation, Episode]] = set()
         self._finished: list[Trajectory] = []
 
     async def play(self) -> list[Trajectory]:
         """The first group_size that finish. Raises the last failure when fewer than that can."""
-        size = self.stage.size
-        tasks = [asyncio.create_task(self._member()) for _ in range(self.stage.launch)]
+        size = self.shared.size
+        tasks = [asyncio.create_task(self._member()) for _ in range(self.shared.launch)]
         running, failure = set(tasks), None
         try:
             while len(self._finished) < size:
@@ -78,7 +78,7 @@ class Group:
             for task in running:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        self.stage.counts["stopped"] += len(running)
+        self.shared.counts["stopped"] += len(running)
         return [replace(t, member=number) for number, t in enumerate(self._finished[:size])]
 
     async def truncate(self) -> None:
@@ -91,7 +91,7 @@ class Group:
 
     async def _member(self) -> None:
         """Play one to its end, again if it fails. Raises EpisodeFailed, EngineError, NoEngine."""
-        counts = self.stage.counts
+        counts = self.shared.counts
         for attempt in range(1 + RETRIES):
             try:
                 self._finished.append(await self._play())
@@ -106,11 +106,11 @@ class Group:
             await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
 
     async def _play(self) -> Trajectory:
-        stage, r = self.stage, self.reservation
-        clock = Clock(stage.settings.environment.episode_timeout_s)
-        stops = stage.settings.rollout.stop
-        with Continued(r.entry, self.engine, stage.routes, stage.chat, stops, clock, stage.counts) as generator:
-            episode = Episode(r, stage.make_environment(), generator, stage.chat, stage.settings, clock)
+        shared, r = self.shared, self.reservation
+        limit = TimeLimit(shared.settings.environment.episode_timeout_s)
+        stops = shared.settings.rollout.stop
+        with Continuation(r.entry, self.engine, shared.routes, shared.chat, stops, limit, shared.counts) as generator:
+            episode = Episode(r, shared.make_environment(), generator, shared.chat, shared.settings, limit)
             self._playing.add((generator, episode))
             try:
                 return await episode.play()

@@ -9,11 +9,11 @@ import pytest
 
 from tests.workers.conftest import DIGEST
 from tests.workers.fake_sglang import FakeSGLang, answer
-from workers.clock import Clock
-from workers.continuation import Continued
+from workers.continuation import Continuation
 from workers.engine import connections, sampling
 from workers.ledger import Ledger
 from workers.routing import NoEngine, Routes
+from workers.time_limit import TimeLimit
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def journey(settings, ledger, chat, run):
                 await asyncio.to_thread(c.register_engine, f"e{number}", 0, server.url)
             routes = Routes(config, Ledger(c), http, sampling(config.rollout, chat.end_token))
             await routes.refresh()
-            counts, clock = Counter(), Clock(config.environment.episode_timeout_s)
-            generator = Continued("entry-1", "e0", routes, chat, config.rollout.stop, clock, counts)
+            counts, time_limit = Counter(), TimeLimit(config.environment.episode_timeout_s)
+            generator = Continuation("entry-1", "e0", routes, chat, config.rollout.stop, time_limit, counts)
             with generator:
                 await body(
                     SimpleNamespace(
-                        c=c, routes=routes, generator=generator, servers=servers, counts=counts, clock=clock
+                        c=c, routes=routes, generator=generator, servers=servers, counts=counts, time_limit=time_limit
                     )
                 )
             assert routes.in_flight.total() == 0 and routes.waiters == 0
@@ -152,7 +152,7 @@ def test_a_wait_for_an_engine_is_bounded_and_not_on_the_episodes_clock(journey):
     async def body(case):
         await asyncio.to_thread(case.c.mark_engine, "e0", "loading", "version 3")
         await case.routes.refresh()
-        async with case.clock:  # of 0.1 s
+        async with case.time_limit:  # of 0.1 s
             with pytest.raises(
                 NoEngine, match=r"no engine serves version 0 or newer \(no engine is ready: e0 is version"
             ):
@@ -201,7 +201,7 @@ def test_a_truncated_reply_keeps_what_the_engine_had(journey):
 
 def test_a_reply_that_is_truncated_while_it_waits_for_an_engine_keeps_its_pieces(journey):
     async def body(case):
-        async with case.clock:
+        async with case.time_limit:
             await asyncio.to_thread(case.c.mark_engine, "e0", "loading")  # this worker hears of it with the abort
             task = asyncio.create_task(case.generator.generate([10], 8, 0))
             while not case.routes.waiters:

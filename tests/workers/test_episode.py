@@ -7,9 +7,9 @@ import pytest
 
 from pipeline.trajectory import Trajectory
 from tests.workers.scripts import Scripted, reservation
-from workers.clock import Clock
 from workers.environments import Environment, Turn
 from workers.episode import EpisodeFailed, play
+from workers.time_limit import TimeLimit
 
 NUMBER = json.dumps({"question": "1 to 9?", "number": 7}).encode()
 
@@ -176,8 +176,8 @@ def test_an_episode_has_a_time_limit_of_its_own(settings, chat):
 
 def test_time_that_stands_still_is_not_counted():
     async def main():
-        async with Clock(0.3) as clock:
-            with clock.standing_still():
+        async with TimeLimit(0.3) as time_limit:
+            with time_limit.standing_still():
                 await asyncio.sleep(0.5)
             await asyncio.sleep(0.05)
             with pytest.raises(asyncio.CancelledError):

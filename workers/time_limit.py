@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Clock:
+class TimeLimit:
     """limit_s of one task's own time. Entered once."""
 
     def __init__(self, limit_s: float):
         self._timeout = asyncio.timeout(limit_s)
 
-    async def __aenter__(self) -> "Clock":
+    async def __aenter__(self) -> "TimeLimit":
         await self._timeout.__aenter__()
         return self
 
