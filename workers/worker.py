@@ -21,16 +21,17 @@ from typing import NamedTuple
 import aiohttp
 
 from pipeline import config
-from pipeline.coordinator import Coordinator, Refused, Reservation
+from pipeline.coordinator import Coordinator
 from pipeline.errors import HeadraceError
 from pipeline.events import Event
+from pipeline.ledger_types import Placed, Refused, Reservation
 from pipeline.progress import Progress
 from workers.admission import Admission
 from workers.chat import Chat
 from workers.engine import sampling
 from workers.environments import Environment
 from workers.eval_host import EvalHost
-from workers.group import Group, Stage
+from workers.group import Group, Shared
 from workers.ledger import Bell, Ledger, LedgerGone
 from workers.routing import NoEngine, Routes
 
@@ -71,7 +72,7 @@ class Worker:
         self.progress = Progress(coordinator.client, coordinator.run, name, "worker")
         self.evaluations = EvalHost(settings, self.ledger, self.incarnation, chat, make_environment, self.routes)
         self.counts = Counter(episodes=0, failures=0, action_tokens=0)
-        self.stage = Stage(settings, chat, make_environment, self.routes, self.counts)
+        self.shared = Shared(settings, chat, make_environment, self.routes, self.counts)
         self.entries: dict[str, Entry] = {}
         self.draining = False
         self.ended = asyncio.Event()  # nothing is in flight any more
@@ -118,7 +119,7 @@ class Worker:
 
     async def _fill(self) -> str:
         """Reserve until there are enough episodes (""), or the ledger refuses (what is waited for)."""
-        while self.in_flight + self.stage.launch <= self.settings.rollout.concurrency and not self.draining:
+        while self.in_flight + self.shared.launch <= self.settings.rollout.concurrency and not self.draining:
             answer = await self.admission.reserve()
             if isinstance(answer, Refused):
                 return f"{await self.admission.why(answer)} ({self.in_flight} in flight here)"
@@ -128,12 +129,12 @@ class Worker:
     @property
     def in_flight(self) -> int:
         """Episodes."""
-        return len(self.entries) * self.stage.launch
+        return len(self.entries) * self.shared.launch
 
     # -- one entry
 
     def _begin(self, reservation: Reservation, engine: str) -> None:
-        group = Group(self.stage, reservation, engine)
+        group = Group(self.shared, reservation, engine)
         task = self.tasks.create_task(self._entry(reservation, group))
         self.entries[reservation.entry] = Entry(task, group)
 
@@ -152,8 +153,9 @@ class Worker:
             answer = await self.ledger(self.coordinator.occupy, entry, trajectories)
             if answer == Refused("OLD"):  # begun under weights older than the entry's; the ledger keeps it RESERVED
                 await self._release(entry, "lost")
-            self.counts["episodes"] += len(trajectories)
-            self.counts[type(answer).__name__.lower()] += 1  # placed, surplus, filtered, refused
+            self.counts[type(answer).__name__.lower()] += 1  # entries: placed, surplus, filtered, refused
+            if isinstance(answer, Placed):
+                self.counts["episodes"] += len(trajectories)
             self.counts["action_tokens"] += sum(t.action_tokens for t in trajectories)
         except NoEngine as error:
             log.warning("%s", error)
