@@ -1,4 +1,4 @@
-"""Fixtures of the pipeline's tests: published weights, the real engine, and servers that play faults."""
+"""Fixtures of the pipeline's tests: published weights, the real engine, servers that play faults, and fleets of them."""
 
 import json
 import os
@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import engine_fleet
+from pipeline import engine_fleet, engine_keeper
+from pipeline.coordinator import Coordinator
+from pipeline.engine_fleet import EngineFleet
+from pipeline.engine_keeper import Publication
 from pipeline.engines import Engine
-from pipeline.weights import read_manifest
+from pipeline.ledger_types import Weights
+from pipeline.weights import read_manifest, write_manifest
 
 PUBLISH = """
 import sys, torch
@@ -145,3 +149,58 @@ def whole_passes(monkeypatch):
 def short_passes(monkeypatch):
     """A pass of the fleet goes on without the engines that are not done with it."""
     monkeypatch.setattr(engine_fleet, "PASS_S", 0.5)
+
+
+@pytest.fixture
+def ledger(client, run):
+    return Coordinator.create(client, run, {"batch_size": 2, "max_staleness": 1})
+
+
+@pytest.fixture
+def fleet(ledger, tmp_path, whole_passes):
+    """fleet(engine, …) -> EngineFleet of scripted engines, introduced."""
+
+    fleets = []
+
+    def start(*engines, load_timeout_s=0.3, **publication):
+        fleet = EngineFleet(
+            ledger, [engine.url for engine in engines], Publication(tmp_path, load_timeout_s, **publication)
+        )
+        fleet.introduce()
+        fleets.append(fleet)
+        return fleet
+
+    yield start
+    for fleet in fleets:
+        fleet.finish(10)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """weights(version) -> what the trainer published, lying in tmp_path."""
+
+    def publish(version):
+        folder = tmp_path / f"weights/{version}-a"
+        folder.mkdir(parents=True)
+        manifest = write_manifest(folder, version, range(32), [-1.0 - version] * 31, "float32")
+        return Weights(version, f"weights/{version}-a", manifest.digest, version, 0)
+
+    return publish
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """clock[0] is the fleet's time in seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(engine_keeper.time, "monotonic", lambda: now[0])
+    return now
+
+
+def shown(ledger):
+    """name -> (state, version) of each engine in the ledger."""
+    return {engine.name: (engine.state, engine.version) for engine in ledger.engines()}
+
+
+def serve(engines, weights):
+    """Passes until all engines serve `weights`; True if they do within a few."""
+    return any(engines.follow(weights) for _ in range(20))
