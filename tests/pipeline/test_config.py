@@ -44,6 +44,21 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(toml):
     assert "publish.xyz: unknown key; known keys: at_once, every, policy, transport" in refusal(toml, "publish.xyz=1")
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("policy=stop", "publish.policy: input should be 'drain', 'interrupt' or 'retract', found 'stop'"),
+        ("transport=nccl", "publish.transport: input should be 'disk' or 'distributed', found 'nccl'"),
+        ("transport=[]", "publish.transport: input should be 'disk' or 'distributed', found []"),
+        ("at_once=3", "publish.at_once: input should be a valid boolean, unable to interpret input, found 3"),
+        ("every=0", "publish.every: input should be greater than 0, found 0"),
+        ("every=1.5", "publish.every: input should be a valid integer"),
+    ],
+)
+def test_how_weights_are_published_is_one_of_what_there_is(toml, override, said):
+    assert said in refusal(toml, f"publish.{override}")
+
+
 def test_every_wrong_key_is_reported_at_once_and_with_its_file(toml):
     lines = refusal(toml, "run.nam=1", "loss.clip=1").splitlines()
     assert len(lines) == 2
