@@ -22,23 +22,20 @@ sandbox, and tells the model when that is over.
 import asyncio
 import json
 import logging
-import math
 import traceback
 import zlib
-from collections import Counter
 from collections.abc import Coroutine
 from typing import Protocol
-
-import numpy as np
 
 from pipeline import config
 from pipeline.errors import Coded
 from pipeline.ledger_types import Reservation
-from pipeline.trajectory import Segment, Trajectory
+from pipeline.trajectory import Trajectory
 from workers.chat import Chat
 from workers.engine import Reply
 from workers.environments import Environment, Turn
 from workers.time_limit import TimeLimit
+from workers.transcript import Transcript
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +78,7 @@ class Episode:
     ):
         self.reservation, self.environment, self.engine, self.chat = reservation, environment, engine, chat
         self.limits, self.rollout, self.time_limit = settings.environment, settings.rollout, time_limit
-        self.tokens: list[int] = []
-        self.segments: list[Segment] = []
-        self.logprobs: list[tuple[int, np.ndarray]] = []  # where each reply begins, and its log-probs
-        self.metrics: Counter[str] = Counter()
-        self.reward: float | None = None
-        self.outcome: float | None = None
+        self.transcript = Transcript()
         self._truncated = False
         self._task: asyncio.Task | None = None
 
@@ -95,7 +87,7 @@ class Episode:
         self._task = asyncio.current_task()
         try:
             async with self.time_limit:
-                return self._trajectory(await self._until_truncated())
+                finish_reason = await self._until_truncated()
         except TimeoutError:
             limit = self.limits.episode_timeout_s
             raise EpisodeFailed(
@@ -104,6 +96,11 @@ class Episode:
             ) from None
         finally:
             await _close(self.environment)
+        if finish_reason == "truncated":
+            if not self.transcript.segments:  # no action: nothing could be trained
+                raise EpisodeFailed("TRUNCATED", f"prompt {self.reservation.prompt}: stopped before its first token")
+            self.transcript.metrics["truncated"] = 1
+        return self.transcript.trajectory(self.reservation, finish_reason)
 
     def truncate(self, generating: bool) -> None:
         """End it now, with what there is. generating: a reply is on its way that will be `truncated`."""
@@ -122,12 +119,12 @@ class Episode:
 
     async def _turns(self) -> str:
         """The finish reason."""
-        turn = await self._reset()
-        self.tokens = self.chat.prompt(turn.messages, self.environment.tools)
-        if len(self.tokens) >= self.rollout.context_length:
+        turn, transcript = await self._reset(), self.transcript
+        transcript.tokens += self.chat.prompt(turn.messages, self.environment.tools)
+        if len(transcript.tokens) >= self.rollout.context_length:
             raise EpisodeFailed(
                 "PROMPT_TOO_LONG",
-                f"prompt {self.reservation.prompt} has {len(self.tokens)} tokens, rollout.context_length = "
+                f"prompt {self.reservation.prompt} has {len(transcript.tokens)} tokens, rollout.context_length = "
                 f"{self.rollout.context_length} leaves no room for a reply: raise it, or leave such prompts out",
             )
         while True:
@@ -135,18 +132,17 @@ class Episode:
             if self._truncated:
                 return "truncated"
             turn = await self._step(self.chat.text(reply.tokens))
-            self._score(turn)
             ending = self._ending(reply)
             if turn.done or ending in ("empty", "context"):
                 return ending
-            if self.metrics["turns"] >= self.limits.max_turns:
+            if transcript.metrics["turns"] >= self.limits.max_turns:
                 return "turns"
             # A reply that was cut gets the end token that it lacks; it was not sampled, so it is no action.
             end = [] if reply.tokens[-1] == self.chat.end_token else [self.chat.end_token]
             observation = end + self.chat.extend(turn.messages)
-            if len(self.tokens) + len(observation) >= self.rollout.context_length:
+            if len(transcript.tokens) + len(observation) >= self.rollout.context_length:
                 return "tool_context"
-            self.tokens += observation
+            transcript.tokens += observation
 
     async def _reset(self) -> Turn:
         problem = json.loads(self.reservation.payload)
@@ -154,7 +150,12 @@ class Episode:
         return await self._within("setup", "reset", self.environment.reset(problem, seed))
 
     async def _step(self, text: str) -> Turn:
-        return await self._within("step", "step", self.environment.step(text))
+        turn = await self._within("step", "step", self.environment.step(text))
+        try:
+            self.transcript.judge(turn)
+        except ValueError as error:
+            raise EpisodeFailed("ENVIRONMENT", f"{type(self.environment).__name__}.step: {error}") from None
+        return turn
 
     async def _within(self, limit: str, what: str, call: Coroutine) -> Turn:
         """Await the environment, for environment.{limit}_timeout_s at most."""
@@ -169,22 +170,19 @@ class Episode:
             ) from None
 
     async def _reply(self) -> Reply:
-        start = len(self.tokens)
-        room = self.rollout.context_length - start
+        tokens = self.transcript.tokens
+        room = self.rollout.context_length - len(tokens)
         # A copy: what was sent must not change when it is sent again.
         reply = await self.engine.generate(
-            self.tokens[:], min(self.rollout.max_tokens, room), at_least=self.reservation.version
+            tokens[:], min(self.rollout.max_tokens, room), at_least=self.reservation.version
         )
-        self.tokens += reply.tokens
-        self.logprobs.append((start, reply.logprobs))
-        self.segments += [segment._replace(start=start + segment.start) for segment in reply.segments]
-        self.metrics["turns"] += 1
+        self.transcript.add(reply)
         return reply
 
     def _ending(self, reply: Reply) -> str:
         if reply.tokens == [self.chat.end_token]:
             return "empty"
-        full = len(self.tokens) >= self.rollout.context_length
+        full = len(self.transcript.tokens) >= self.rollout.context_length
         return "context" if full and reply.finish_reason == "length" else reply.finish_reason
 
     async def _environment(self, what: str, call: Coroutine) -> Turn:
@@ -202,51 +200,6 @@ class Episode:
                 "ENVIRONMENT", f"{type(self.environment).__name__}.{what}: expected a Turn, found {turn!r:.200}"
             )
         return turn
-
-    def _score(self, turn: Turn) -> None:
-        metrics = dict(turn.metrics)
-        self.outcome = metrics.pop("outcome", self.outcome)
-        self.metrics.update(metrics)
-        self.reward = turn.reward if turn.reward is not None else self.reward
-        kind = type(self.environment).__name__
-        if turn.done and self.reward is None:
-            raise EpisodeFailed("ENVIRONMENT", f"{kind}.step: done without a reward; give Turn(…, reward=…, done=True)")
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise EpisodeFailed("ENVIRONMENT", f"{kind}.step: expected a finite reward, found {self.reward}")
-        outcome = self.reward if self.outcome is None else self.outcome
-        if outcome is not None and not 0 <= outcome <= 1:
-            raise EpisodeFailed(
-                "ENVIRONMENT",
-                f"{kind}.step: expected an outcome in [0, 1], found {outcome}; a reward outside of it needs "
-                'Turn(metrics={"outcome": …}) besides',
-            )
-
-    def _trajectory(self, finish_reason: str) -> Trajectory:
-        if finish_reason == "truncated":
-            self.metrics["truncated"] = 1
-            if not self.segments:  # no action: nothing could be trained
-                raise EpisodeFailed("TRUNCATED", f"prompt {self.reservation.prompt}: stopped before its first token")
-        r, reward = self.reservation, 0.0 if self.reward is None else float(self.reward)
-        loss_mask = np.zeros(len(self.tokens), dtype=np.uint8)
-        rollout_logprobs = np.zeros(len(self.tokens), dtype=np.float32)
-        for start, logprobs in self.logprobs:
-            loss_mask[start : start + len(logprobs)] = 1
-            rollout_logprobs[start : start + len(logprobs)] = logprobs
-        return Trajectory(
-            prompt_id=r.prompt,
-            entry=r.entry,
-            version=r.version,
-            event=r.event,
-            value=r.value,
-            outcome=reward if self.outcome is None else float(self.outcome),
-            reward=reward,
-            finish_reason=finish_reason,
-            metrics={"tool_calls": 0.0} | {name: float(number) for name, number in self.metrics.items()},
-            tokens=np.array(self.tokens, dtype=np.int32),
-            loss_mask=loss_mask,
-            rollout_logprobs=rollout_logprobs,
-            segments=self.segments,
-        )
 
 
 async def _close(environment: Environment) -> None:
