@@ -1,5 +1,7 @@
 """The trainer's broadcast into a real SGLang server, over gloo; whatever fails, the engine is free again soon."""
 
+import signal
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -13,13 +15,13 @@ from pipeline.config_file import to_toml
 from pipeline.coordinator import Coordinator
 from pipeline.engine_fleet import EngineFleet
 from pipeline.engine_keeper import Publication
-from pipeline.engines import Engine
+from pipeline.engines import Engine, EngineFailed
 from pipeline.ledger_types import Weights
 from pipeline.transfer import TransferFailed, ask
 from pipeline.weights import Label
 from tests.fixtures_sglang import generate, running, slow_down
-from trainer import model
-from trainer.broadcast import broadcasting
+from trainer import broadcast, model
+from trainer.broadcast import broadcasting, ranks_of
 from trainer.publish import probe_tokens, write_weights
 from trainer.ranks import ALONE
 
@@ -127,6 +129,29 @@ def test_an_engine_that_waits_for_what_never_comes_is_free_when_the_time_is_over
     with broadcasting(config, redis_url, nowhere), pytest.raises(TransferFailed, match="not done within 4 s"):
         sent(client, config, published, engine, timeout_s=4)
     engine.bring(config.folder / "weights/2", config.run.name, timeout_s=10)
+
+
+def test_a_server_that_does_not_say_how_many_ranks_it_has_is_told_what_was_expected(engine, monkeypatch):
+    assert ranks_of(engine) == 1
+    monkeypatch.setattr(Engine, "call", lambda self, *request: {"tp": 1})
+    with pytest.raises(EngineFailed, match=r"/server_info: expected tp_size, found None: is it SGLang\?"):
+        ranks_of(engine)
+
+
+def test_a_sender_that_does_not_hear_sigterm_is_killed(config, published, redis_url, monkeypatch):
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    monkeypatch.setattr(broadcast, "END_S", 0.2)
+    with broadcasting(config, redis_url, ALONE):
+        until(lambda: started)
+        started[0].send_signal(signal.SIGSTOP)
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def until(condition, timeout_s=30):

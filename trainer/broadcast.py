@@ -37,7 +37,8 @@ from pipeline.redis_server import connect
 from pipeline.transfer import Transfer
 from trainer.ranks import Ranks
 
-PAUSE_S = 1.0  # while Redis is away, and before it is started again
+PAUSE_S = 1.0  # while Redis is away, and until one that has ended is started again
+END_S = 5.0  # from SIGTERM to SIGKILL
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +52,19 @@ def broadcasting(config: Config, redis_url: str, ranks: Ranks) -> Iterator[None]
     guard = [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid())]
     command = [*guard, *programs.PYTHON, "-m", "trainer.broadcast", str(programs.run_toml(config)), str(ranks.device)]
     variables = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    stop, processes = threading.Event(), []
+    stop = threading.Event()
 
     def keep() -> None:
         while not stop.is_set():
-            processes[:] = [subprocess.Popen(command, env=variables | {"REDIS_URL": redis_url})]
-            if stop.is_set():
-                processes[0].terminate()
-            processes[0].wait()
-            stop.wait(PAUSE_S)
+            process = subprocess.Popen(command, env=variables | {"REDIS_URL": redis_url})
+            while process.poll() is None and not stop.wait(PAUSE_S):
+                pass
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     keeper = threading.Thread(target=keep)  # the kernel ends the process with the thread that has started it
     keeper.start()
@@ -67,8 +72,6 @@ def broadcasting(config: Config, redis_url: str, ranks: Ranks) -> Iterator[None]
         yield
     finally:
         stop.set()
-        for process in processes:
-            process.terminate()
         keeper.join()
 
 
@@ -107,6 +110,7 @@ def _serve(client: redis.Redis, config: Config, asked: Transfer, device: torch.d
         os._exit(1)
 
     limit = threading.Timer(asked.timeout_s, fail, [f"it was not done within {asked.timeout_s:g} s"])
+    limit.daemon = True  # the end of this process does not wait for it
     limit.start()
     try:
         send(asked, config.folder, device)
@@ -168,9 +172,10 @@ def _join(
     tell: Callable[..., None], engine: Engine, device: torch.device, limit: timedelta
 ) -> tuple[dist.ProcessGroup, str]:
     """A group of this process, rank 0, and the engine's; and its name. torch's own API makes none beside the default
-    group's ranks; this is how SGLang makes its side of it."""
+    group's ranks; this is how SGLang makes its side of it. The names with _ are torch's own: before its pin is raised,
+    see how its `new_group` calls the helper, and what it then writes into _world."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    size = 1 + int(engine.call("GET", "/server_info")["tp_size"])
+    size = 1 + ranks_of(engine)
     name, here = f"weights-{uuid.uuid4().hex}", _address_towards(engine.url)
     store = dist.TCPStore(here, 0, size, is_master=True, timeout=limit, wait_for_workers=False)
     request = {"master_address": here, "master_port": store.port, "rank_offset": 1, "world_size": size}
@@ -186,6 +191,14 @@ def _join(
     group, _ = made.result()
     _world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
     return group, name
+
+
+def ranks_of(engine: Engine) -> int:
+    """How many processes the engine's weights are spread over."""
+    size = engine.call("GET", "/server_info").get("tp_size")
+    if not isinstance(size, int):
+        raise EngineFailed("REPLY", f"{engine.url}/server_info: expected tp_size, found {size!r:.80}: is it SGLang?")
+    return size
 
 
 def _address_towards(url: str) -> str:
