@@ -61,6 +61,17 @@ def test_the_first_members_that_finish_are_handed_in_and_the_rest_is_stopped_at_
     entry(script, then, buffers={"group_launch": 3})
 
 
+def test_episodes_of_a_filtered_entry_are_not_among_the_placed_ones(entry):
+    async def script(server, request, label):
+        return answer(label)
+
+    async def then(worker, c, server):
+        await until(lambda: worker.counts["filtered"] >= 2)
+        assert worker.counts["episodes"] == worker.counts["placed"] == 0 < worker.counts["action_tokens"]
+
+    entry(script, then, buffers={"filter_metric": "acc"})
+
+
 def test_a_member_that_fails_is_played_again_alone(entry, caplog):
     async def script(server, request, label):
         if len(server.requests) in (1, 3):
