@@ -1,4 +1,4 @@
-"""Fixtures of the pipeline's tests: published weights, the real engine, servers that play faults, and fleets of them."""
+"""Fixtures of the pipeline's tests: published weights, the real engine, servers that play faults, fleets of them."""
 
 import json
 import os
