@@ -2,7 +2,8 @@
 
     admit ─▶ engine: queue, slot ─▶ finished ─▶ READY ─▶ trained ─▶ published ─▶ engines load, one by one
 
-The ledger's rules are those of its model. Nothing is waited for but replies, updates and loads.
+The ledger's rules are those of its model. Nothing is waited for but replies, updates and loads. It is no strict bound:
+every rule acts at once and without foresight, so that a delay may happen to fall well.
 """
 
 import math

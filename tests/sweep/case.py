@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-MEDIAN, LONGEST, TOKEN_S = 60, 1500, 0.012
-ENGINES, SLOTS, LOAD_S = 2, 10, 0.3
-BATCH, UPDATES, UPDATE_S = 16, 40, 0.9
+MEDIAN, LONGEST, TOKEN_S = 60, 1500, 0.018
+ENGINES, SLOTS, LOAD_S = 2, 10, 0.45
+BATCH, UPDATES, UPDATE_S = 16, 40, 1.35
 FEW, PATIENCE_S = 4, 4 * MEDIAN * TOKEN_S  # of the proactive filter: one reply in twelve takes longer
 PROMPTS = 256
 

@@ -114,7 +114,7 @@ def _outcome(c: Coordinator, case: Case, trained: list[int]) -> Outcome:
 
 
 def _config(case: Case, folder: Path, model: Path) -> Config:
-    problems = folder / "problems.jsonl"
+    problems = folder / f"{case.name}.jsonl"  # of this run alone: others may begin at the same time
     problems.write_text("".join(f'{{"id": "p{n}", "question": "{n}"}}\n' for n in range(PROMPTS)))
     limits = {"max_tokens": LONGEST + 1, "context_length": 2 * LONGEST}
     return Config.model_validate(
