@@ -90,7 +90,8 @@ class Routes:
                         "or look at its log"
                     )
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), LOOK_AGAIN_S)
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await self._changed.wait()
         finally:
             self.waiters -= 1
         return self.engine(names[0])

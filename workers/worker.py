@@ -115,7 +115,8 @@ class Worker:
             self.wake.clear()
             self.waiting = await self._fill()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wake.wait(), LOOK_AGAIN_S)
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self.wake.wait()
 
     async def _fill(self) -> str:
         """Reserve until there are enough episodes (""), or the ledger refuses (what is waited for)."""
@@ -186,7 +187,9 @@ class Worker:
         """Prolong the lease, and do what the ledger says: cancel entries, truncate, drain."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.renew_now.wait(), self.settings.buffers.lease_s / 3)
+                # not wait_for: it may take a cancellation for its own, up to Python 3.11
+                async with asyncio.timeout(self.settings.buffers.lease_s / 3):
+                    await self.renew_now.wait()
             self.renew_now.clear()
             commands = await self.ledger(self.coordinator.renew, self.incarnation, list(self.entries))
             for entry in filter(self.entries.get, commands.cancelled):
@@ -206,7 +209,8 @@ class Worker:
             numbers |= {"evaluating": "" if version is None else version, "without_engine": self.routes.waiters}
             await self.ledger(self.progress.waiting, self._waiting() if version is None else "", **numbers)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), REPORT_S)
+                async with asyncio.timeout(REPORT_S):
+                    await self.ended.wait()
             now = time.monotonic()
             rate = round((self.counts["action_tokens"] - tokens) / (now - begun))
             begun, tokens = now, self.counts["action_tokens"]

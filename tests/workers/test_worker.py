@@ -189,6 +189,25 @@ def test_a_drain_in_the_ledger_ends_the_worker_long_before_its_next_renewal(sett
     faulty(settings, ledger, chat, run, lambda request, label: answer(label), then, buffers={"lease_s": 600})
 
 
+def test_a_renewal_that_is_wanted_as_its_worker_ends_does_not_keep_it_from_ending(settings, ledger, chat):
+    config = settings()
+    c = ledger(config, [], "http://127.0.0.1:9")
+
+    async def main():
+        async with working(config, c, chat) as worker:
+            for steps in range(6):  # of the loop, between what wakes it and its end
+                renewal = asyncio.create_task(worker._renew())
+                await asyncio.sleep(0.05)
+                worker.renew_now.set()
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                renewal.cancel()
+                await asyncio.wait([renewal], timeout=3)
+                assert renewal.cancelled(), steps
+
+    asyncio.run(main())
+
+
 def test_a_worker_with_other_settings_refuses_to_join(settings, ledger, chat):
     c = ledger(settings(), [], "http://127.0.0.1:9")
 

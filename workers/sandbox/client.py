@@ -135,7 +135,8 @@ class ForkServer:
         future = self.waiting[call] = asyncio.get_running_loop().create_future()
         self.send({"id": call, "code": code})
         try:
-            return await asyncio.wait_for(future, within)
+            async with asyncio.timeout(within):
+                return await future
         except TimeoutError:
             self.process.kill()  # stuck or stopped: the other calls learn it from the closed socket
             raise ServerDied from None
