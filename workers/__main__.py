@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import signal
 
 from pipeline import config, config_file
@@ -14,6 +15,8 @@ from workers.engine import connections
 from workers.environments import open_environment
 from workers.worker import Worker
 
+GARBAGE = 20_000  # objects until the collector looks for cycles; a reply alone is hundreds, and goes without it
+
 
 async def work(settings: config.Config, name: str, redis_url: str) -> None:
     """Serve the run until SIGTERM or SIGINT drains this worker. Raises HeadraceError."""
@@ -24,6 +27,8 @@ async def work(settings: config.Config, name: str, redis_url: str) -> None:
         worker = Worker(settings, coordinator, name, chat, make_environment, http)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.drain)
+        gc.freeze()  # what is loaded by now stays: no collection need look at it again
+        gc.set_threshold(GARBAGE)
         await worker.run()
 
 
