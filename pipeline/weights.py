@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class Label(NamedTuple):
         return f"{self.run}:{self.version}:{self.digest}"
 
     @classmethod
+    @lru_cache(maxsize=64)  # every reply carries one, mostly the same
     def parse(cls, text: str | None) -> "Label | None":
         """None for a label that is not of published weights, such as that of a server which was just started."""
         found = re.fullmatch(r"([^:]+):(\d+):([0-9a-f]{16})", text or "")

@@ -11,6 +11,7 @@ orjson 0.03 ms for a reply of 200 log-probs (json 0.1 ms).
 """
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from pipeline.weights import Label
 CONNECT_S = 5.0
 ABORT_S = 2.0
 KEEPALIVE_S = 2.0  # below the server's own 5 s, so that a request never meets a connection that is being closed
+PROCESS, NUMBERS = uuid.uuid4().hex[:16], itertools.count()  # of this process's requests
 
 
 class EngineError(HeadraceError):
@@ -96,13 +98,17 @@ def sampling(rollout: config.Rollout, stop_token: int, temperature: float | None
 
 def new_rid() -> str:
     """Ids of one length: the server aborts every request whose id begins with the given one."""
-    return uuid.uuid4().hex
+    return f"{PROCESS}{next(NUMBERS):016x}"
 
 
 def connections() -> aiohttp.ClientSession:
-    """One for all engines of a process; as many connections as there are requests."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-    return aiohttp.ClientSession(connector=connector, headers={"Content-Type": "application/json"})
+    """One for all engines of a process; as many connections as there are requests; nothing of what browsers want."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        headers={"Content-Type": "application/json"},
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
 
 
 class Engine:
