@@ -1,7 +1,6 @@
 """The processes of a run while it trains, with stand-ins: which start again, which end, and what ends the run."""
 
 import sys
-import time
 
 import pytest
 import redis
@@ -10,16 +9,9 @@ from pipeline import crew as crews
 from pipeline import programs
 from pipeline.config import Config
 from pipeline.supervisor import ProcessFailed, Program, Supervisor
+from tests.waiting import wait_for
 
 RUN = {"run": {"name": "small"}, "model": {"path": "model"}, "data": {"tasks": {"chain_sum": {"min_terms": 2}}}}
-
-
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

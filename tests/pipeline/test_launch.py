@@ -17,6 +17,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.launch import Launch, up
 from pipeline.run_folder import holder_of, locked
 from pipeline.supervisor import Program
+from tests.waiting import wait_for
 
 RUN = """
 [run]
@@ -59,14 +60,6 @@ def failed(*arguments) -> tuple[int, str]:
     _, err = process.communicate(timeout=60)
     assert "Traceback" not in err
     return process.returncode, err
-
-
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.mark.parametrize(
