@@ -143,6 +143,17 @@ class Advantage(Section):
     sampler: Literal["uncertainty", "shuffle"] = "uncertainty"
     offline_rollouts: int = Field(8, ge=0, description="a prompt, before training, for its first value")
     mass: float = Field(8.0, gt=0, description="weight of the offline evidence")
+    evidence: Literal["event", "receipt"] = Field(
+        "event",
+        description="when an outcome counts: as soon as it is there, at its policy event, or (SPO) once it was trained "
+        "on, in that order, with a retention from the policy's drift",
+    )
+    overlong_buffer: int = Field(
+        0, ge=0, description="the last so many tokens before rollout.context_length are penalised (DAPO); 0: none is"
+    )
+    overlong_penalty: float = Field(
+        1.0, gt=0, description="taken from the reward at the full length, linearly less before"
+    )
 
 
 class Loss(Section):

@@ -25,6 +25,7 @@ def impossible(config: "Config") -> Iterator[str]:
     if config.advantage.algorithm not in ESTIMATORS:
         known = ", ".join(ESTIMATORS)
         yield f"advantage.algorithm = {config.advantage.algorithm!r} is not known; set it to one of: {known}"
+    yield from _impossible_advantage(config)
     yield from _impossible_buffers(config)
     if config.environment.episode_timeout_s > buffers.max_age_s:
         yield (
@@ -52,6 +53,20 @@ def impossible(config: "Config") -> Iterator[str]:
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
     yield from _impossible_gpus(engines, trainer)
+
+
+def _impossible_advantage(config: "Config") -> Iterator[str]:
+    advantage, length = config.advantage, config.rollout.context_length
+    if advantage.evidence == "receipt" and config.buffers.group_size > 1:
+        yield (
+            f'advantage.evidence = "receipt" follows one trajectory a prompt, and buffers.group_size = '
+            f'{config.buffers.group_size}; set it to 1, or evidence to "event"'
+        )
+    if advantage.overlong_buffer >= length:
+        yield (
+            f"advantage.overlong_buffer = {advantage.overlong_buffer} penalises trajectories of every length up to "
+            f"rollout.context_length = {length}; lower it"
+        )
 
 
 def _impossible_buffers(config: "Config") -> Iterator[str]:
@@ -134,6 +149,12 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         lambda c: c.buffers.proactive is None,
         "buffers.proactive does not say what is done with the last few",
     ),
+    (
+        "advantage.rho",
+        lambda c: c.advantage.evidence == "receipt",
+        'with advantage.evidence = "receipt" the retention follows from the policy\'s drift',
+    ),
+    ("advantage.overlong_penalty", lambda c: c.advantage.overlong_buffer == 0, "advantage.overlong_buffer is 0"),
     ("loss.importance_cap", lambda c: c.loss.importance == "none", 'loss.importance is "none"'),
     (
         "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "
