@@ -12,10 +12,11 @@ from advantage import metrics
 from advantage.checks import BadInput, counts, known, numbers, same_length
 from advantage.evidence import Evidence
 from advantage.normalization import normalize
+from advantage.retention import retention
 from advantage.sampling import sampling_weight
 from advantage.spo_plus_plus import spo_plus_plus
 
-__all__ = ["ESTIMATORS", "BadInput", "Evidence", "estimate", "metrics", "normalize", "sampling_weight"]
+__all__ = ["ESTIMATORS", "BadInput", "Evidence", "estimate", "metrics", "normalize", "retention", "sampling_weight"]
 
 ESTIMATORS = {
     "spo++": spo_plus_plus,
