@@ -157,12 +157,32 @@ class Advantage(Section):
 
 
 class Loss(Section):
+    """PPO's objective and its variants; trainer/loss.py has the formulas."""
+
+    ratio: Literal["token", "sequence"] = Field("token", description="sequence: one a trajectory, of its mean (GSPO)")
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
-    dual_clip: float = Field(2.0, gt=1)
+    dual_clip: float = Field(2.0, gt=1, description="of negative advantages; inf: none")
+    aggregation: Literal["token", "sequence", "constant"] = Field(
+        "token",
+        description="mean over all tokens; mean over trajectories of their token means; sum over trajectories and "
+        "rollout.context_length (Dr. GRPO)",
+    )
     proximal: Literal["recompute", "rollout"] = "recompute"
-    importance: Literal["token", "none"] = Field("token", description="rollout correction (TIS)")
+    importance: Literal["token", "sequence", "none"] = Field("token", description="rollout correction (TIS)")
     importance_cap: float = Field(2.0, ge=1)
+    rejection: Literal["none", "token", "sequence"] = Field(
+        "none", description="leave out tokens, or trajectories by their mean, that trainer and engine disagree about"
+    )
+    rejection_measure: Literal["k1", "k2", "k3"] = Field("k3", description="estimator of KL(engine ‖ trainer), in nats")
+    rejection_low: float | None = Field(None, description="of k1")
+    rejection_high: float | None = None
+    kl: float = Field(0.0, ge=0, description="weight of KL(policy ‖ reference), k3")
+    reference: Literal["initial", "ewma"] = Field(
+        "initial", description="ewma: it follows the policy, update by update"
+    )
+    reference_decay: float = Field(0.99, gt=0, lt=1, description="what the EWMA keeps of itself")
+    entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus")
 
 
 class Optimizer(Section):
@@ -181,6 +201,7 @@ class Trainer(Section):
     minibatches: int = Field(1, gt=0, description="optimizer steps an update")
     checkpoint_every: int = Field(10, gt=0, description="updates")
     wait_timeout_s: float = Field(600, gt=0, description="for a READY buffer, before the trainer gives up")
+    archive: bool = Field(False, description="keep every trained batch as {run folder}/trained/<version>.bin")
 
 
 class ColdStart(Section):
@@ -289,7 +310,7 @@ NOT_SHARED = {
     # all about starting servers; what they compute, label and probe say
     "engines": set(Engines.model_fields) - {"probe_tolerance"},
     "rollout": {"workers", "concurrency"},
-    "trainer": {"ranks", "gpus", "threads", "wait_timeout_s"},
+    "trainer": {"ranks", "gpus", "threads", "wait_timeout_s", "archive"},
     "redis": True,
 }
 

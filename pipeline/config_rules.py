@@ -8,6 +8,7 @@ Each problem is one sentence that names the settings and the way out.
 """
 
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import TYPE_CHECKING
 
 from advantage import ESTIMATORS
@@ -50,6 +51,7 @@ def impossible(config: "Config") -> Iterator[str]:
         )
     if trainer.minibatches > buffers.batch_size:
         yield f"trainer.minibatches = {trainer.minibatches} is above buffers.batch_size = {buffers.batch_size}"
+    yield from _impossible_rejection(config)
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
     yield from _impossible_gpus(engines, trainer)
@@ -94,6 +96,24 @@ def _impossible_model_or_data(config: "Config") -> Iterator[str]:
     for name, problems in {"data": config.data, "eval.data": config.eval.data}.items():
         if problems is not None and bool(problems.path) == bool(problems.tasks):
             yield f"{name}: set exactly one of {name}.path (a JSONL file) and {name}.tasks (of reasoning-gym)"
+
+
+def _impossible_rejection(config: "Config") -> Iterator[str]:
+    loss = config.loss
+    low, high = loss.rejection_low, loss.rejection_high
+    if loss.rejection != "none" and low is None and high is None:
+        yield f"loss.rejection = {loss.rejection!r} without a bound removes nothing; set loss.rejection_high"
+    if low is not None and loss.rejection_measure != "k1":
+        yield (
+            f"loss.rejection_low = {low:g}: {loss.rejection_measure} is never below 0, where trainer and engine agree; "
+            'remove it, or set loss.rejection_measure to "k1"'
+        )
+    for name, wrong in {"low": low is not None and low > 0, "high": high is not None and high < 0}.items():
+        if wrong:
+            yield (
+                f"loss.rejection_{name} = {getattr(loss, f'rejection_{name}'):g} removes the tokens that trainer and "
+                "engine agree about, which measure 0; bounds must enclose 0"
+            )
 
 
 def _impossible_gpus(engines: "Engines", trainer: "Trainer") -> Iterator[str]:
@@ -157,6 +177,18 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
     ("advantage.overlong_penalty", lambda c: c.advantage.overlong_buffer == 0, "advantage.overlong_buffer is 0"),
     ("loss.importance_cap", lambda c: c.loss.importance == "none", 'loss.importance is "none"'),
     (
+        "loss.importance loss.importance_cap loss.rejection",
+        lambda c: c.loss.proximal == "rollout",
+        "loss.proximal = \"rollout\" puts the engines' log-probs in the place of the trainer's",
+    ),
+    (
+        "loss.rejection_measure loss.rejection_low loss.rejection_high",
+        lambda c: c.loss.rejection == "none",
+        'loss.rejection is "none"',
+    ),
+    ("loss.reference loss.reference_decay", lambda c: c.loss.kl == 0, "loss.kl is 0"),
+    ("loss.reference_decay", lambda c: c.loss.reference == "initial", 'loss.reference is "initial", which stays'),
+    (
         "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "
         "environment.tool_concurrency environment.allow_unconfined",
         lambda c: ":" in c.environment.name,
@@ -194,10 +226,16 @@ def unwise(config: "Config") -> Iterator[str]:
             f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: tokens are sampled from a part of the "
             "distribution whose log-probs the loss uses, which biases it; 1 and -1 sample from all of it"
         )
-    clips = {name: getattr(loss, name) for name in ("clip_low", "clip_high", "dual_clip")}
-    changed = [name for name, value in clips.items() if value != type(loss).model_fields[name].default]
+    acting = {name: getattr(loss, name) for name in ("ratio", "clip_low", "clip_high", "dual_clip")}
+    changed = [name for name, value in acting.items() if value not in (type(loss).model_fields[name].default, inf)]
     if changed and config.trainer.minibatches == 1 and loss.proximal == "recompute":
         yield (
             f'loss.{", ".join(changed)}: with trainer.minibatches = 1 and loss.proximal = "recompute" the policy '
             'ratio is always 1 and no clip ever acts; raise minibatches, or set proximal to "rollout"'
+        )
+    measure = config.advantage.normalization or {"spo++": "token"}.get(config.advantage.algorithm)
+    if measure == "token" and loss.aggregation != "token":
+        yield (
+            f"loss.aggregation = {loss.aggregation!r}: the advantages are centred per token (advantage.normalization), "
+            "which only the token mean keeps at 0; set one of them to the other's measure"
         )

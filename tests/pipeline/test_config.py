@@ -124,6 +124,13 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
         (["engines.device=cuda", "engines.gpus=[0]", "engines.tp=2"], "engines.count × engines.tp = 2 are needed"),
         (["trainer.gpus=[1, 1]", "trainer.ranks=2"], "names a GPU twice"),
         (["trainer.gpus=[1]", "trainer.ranks=2"], "for trainer.ranks = 2"),
+        (["loss.rejection=token"], "loss.rejection = 'token' without a bound removes nothing"),
+        (["loss.rejection=token", "loss.rejection_low=-1.0"], "rejection_low = -1: k3 is never below 0"),
+        (
+            ["loss.rejection=sequence", "loss.rejection_high=-1.0"],
+            "rejection_high = -1 removes the tokens that trainer",
+        ),
+        (["loss.rejection=token", "loss.rejection_measure=k1", "loss.rejection_low=1.0"], "bounds must enclose 0"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
@@ -151,6 +158,16 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["advantage.evidence=receipt", "advantage.rho=0.9"], "the retention follows from the policy's drift"),
         (["advantage.overlong_penalty=0.5"], "because advantage.overlong_buffer is 0"),
         (["loss.importance=none", "loss.importance_cap=3.0"], 'because loss.importance is "none"'),
+        (["loss.proximal=rollout", "loss.importance_cap=3.0"], "engines' log-probs in the place of the trainer's"),
+        (["loss.proximal=rollout", "loss.importance=sequence"], "loss.importance = 'sequence' does nothing"),
+        (
+            ["loss.proximal=rollout", "loss.rejection=token", "loss.rejection_high=1.0"],
+            "loss.rejection = 'token' does nothing",
+        ),
+        (["loss.rejection_measure=k1"], "loss.rejection_measure = 'k1' does nothing, because loss.rejection is \"none"),
+        (["loss.rejection_high=2.0"], "loss.rejection_high = 2.0 does nothing"),
+        (["loss.reference=ewma"], "loss.reference = 'ewma' does nothing, because loss.kl is 0"),
+        (["loss.kl=0.1", "loss.reference_decay=0.9"], 'because loss.reference is "initial", which stays'),
         (["environment.name=mine.py:Mine", "environment.tool_memory_mb=64"], "environment.tool_memory_mb = 64 does"),
     ],
 )
@@ -164,6 +181,8 @@ def test_a_setting_that_nothing_would_read_is_refused(toml, overrides, said):
         (["data.size=9000"], "data.size = 9000: a prompt is visited every 141 policy events"),
         (["rollout.top_p=0.9"], "rollout.top_p = 0.9, top_k = -1: tokens are sampled from a part"),
         (["loss.clip_low=0.1", "loss.dual_clip=3.0"], "loss.clip_low, dual_clip: with trainer.minibatches = 1"),
+        (["loss.ratio=sequence"], "loss.ratio: with trainer.minibatches = 1"),
+        (["loss.aggregation=sequence"], "loss.aggregation = 'sequence': the advantages are centred per token"),
     ],
 )
 def test_unwise_settings_are_allowed_and_told(toml, overrides, said):
@@ -174,6 +193,8 @@ def test_unwise_settings_are_allowed_and_told(toml, overrides, said):
 def test_ordinary_settings_are_not_warned_of(toml):
     assert list(unwise(load(toml))) == []
     assert list(unwise(load(toml, ["loss.clip_low=0.1", "trainer.minibatches=2"]))) == []
+    assert list(unwise(load(toml, ["loss.dual_clip=inf"]))) == []
+    assert list(unwise(load(toml, ["loss.aggregation=sequence", "advantage.normalization=trajectory"]))) == []
 
 
 def test_overrides_are_toml_values_or_bare_words(toml):
