@@ -48,21 +48,26 @@ class Model(Section):
 
 
 class Data(Section):
-    """Where problems come from: a JSONL file, or reasoning-gym tasks (name -> its parameters)."""
+    """Where problems come from: a file or data set, or reasoning-gym tasks (name -> its parameters)."""
 
-    path: Path | None = None
+    path: Path | None = Field(
+        None,
+        description='JSON lines, .parquet, or a Hugging Face data set: a folder, or "hf:org/name[:config]"; '
+        '"…@split" names its split',
+    )
     tasks: dict[str, dict[str, Any]] = {}
     answer_after: str | None = Field(
         None,
         min_length=1,
-        description='of a file: what the answer proper follows in `answer`, such as "####"; the whole is `solution`',
+        description="of a file: what the answer proper follows in `answer`, where it is not GSM8K's ####; the whole "
+        "is `solution`",
     )
-    size: int = Field(128, gt=0, description="problems; all lines of a file if it has fewer")
+    size: int = Field(128, gt=0, description="problems; all rows of a file if it has fewer")
     seed: int = 0
 
 
 class Environment(Section):
-    name: str = Field("math_tool", description='"math_tool", "path/to/file.py:Class" or "module:Class"')
+    name: str = Field("math_tool", description='of a built-in one, "path/to/file.py:Class" or "module:Class"')
     options: dict[str, Any] = {}
     max_turns: int = Field(4, gt=0)
     setup_timeout_s: float = Field(30, gt=0, description="of `reset`")
@@ -71,6 +76,9 @@ class Environment(Section):
     tool_memory_mb: int = Field(256, gt=0)
     tool_output_bytes: int = Field(2048, gt=0)
     tool_concurrency: int = Field(2, gt=0)
+    tool_preload: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")]] = Field(
+        [], description="modules outside the standard library that the Python tool's code may import, such as sympy"
+    )
     episode_timeout_s: float = Field(120, gt=0, description="not counting the time without any engine")
     allow_unconfined: bool = Field(False, description="run tools without a sandbox where the kernel offers none")
 

@@ -33,6 +33,12 @@ def impossible(config: "Config") -> Iterator[str]:
             f"environment.episode_timeout_s = {config.environment.episode_timeout_s:g} is above buffers.max_age_s = "
             f"{buffers.max_age_s:g}, after which the ledger gives the entry to another worker; raise max_age_s"
         )
+    environment = config.environment
+    if ":" not in environment.name and environment.tool_timeout_s >= environment.step_timeout_s:
+        yield (
+            f"environment.tool_timeout_s = {environment.tool_timeout_s:g} is not below step_timeout_s = "
+            f"{environment.step_timeout_s:g}: a tool call that uses its time would fail the episode; raise the latter"
+        )
     yield from _impossible_model_or_data(config)
     if config.rollout.concurrency < (launch := config.ledger_settings["group_launch"]):
         yield (
@@ -95,7 +101,9 @@ def _impossible_model_or_data(config: "Config") -> Iterator[str]:
         yield f"model.tiny.hidden = {model.tiny.hidden} is not a multiple of heads = {model.tiny.heads}"
     for name, problems in {"data": config.data, "eval.data": config.eval.data}.items():
         if problems is not None and bool(problems.path) == bool(problems.tasks):
-            yield f"{name}: set exactly one of {name}.path (a JSONL file) and {name}.tasks (of reasoning-gym)"
+            yield f"{name}: set exactly one of {name}.path (a file or data set) and {name}.tasks (of reasoning-gym)"
+        if problems is not None and config.environment.name == "reasoning_gym" and not problems.tasks:
+            yield f'environment.name = "reasoning_gym" scores tasks of reasoning-gym alone; set {name}.tasks'
 
 
 def _impossible_rejection(config: "Config") -> Iterator[str]:
@@ -190,7 +198,13 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
     ("loss.reference_decay", lambda c: c.loss.reference == "initial", 'loss.reference is "initial", which stays'),
     (
         "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "
-        "environment.tool_concurrency environment.allow_unconfined",
+        "environment.tool_concurrency environment.tool_preload",
+        lambda c: c.environment.name in ("reasoning_gym", "single_turn"),
+        "this environment has no tool",
+    ),
+    (
+        "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "
+        "environment.tool_concurrency environment.tool_preload environment.allow_unconfined",
         lambda c: ":" in c.environment.name,
         "an environment of your own reads environment.options alone",
     ),

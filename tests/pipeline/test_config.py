@@ -110,6 +110,12 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
         (["advantage.evidence=receipt", "buffers.group_size=4"], "follows one trajectory a prompt, and buffers.group_"),
         (["advantage.overlong_buffer=2048"], "penalises trajectories of every length up to rollout.context_length"),
         (["environment.episode_timeout_s=700"], "is above buffers.max_age_s = 600"),
+        (["environment.tool_timeout_s=60"], "a tool call that uses its time would fail the episode"),
+        (["environment.tool_preload=['os; x']"], "string should match pattern"),
+        (
+            ["environment.name=reasoning_gym", "data.path=p.jsonl", "data.tasks={}"],
+            "scores tasks of reasoning-gym alone; set data.tasks",
+        ),
         (["model.path=/models/x"], "two models: model.path and [model.tiny]; keep one"),
         (["model.path=/models/x", "model.gguf=x.gguf"], "three models: model.path and model.gguf and [model.tiny]"),
         (["model.tiny.hidden=130"], "not a multiple of heads"),
@@ -146,6 +152,10 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["eval.data.path=p.jsonl", "eval.data.seed=3"], "because the problems come from eval.data.path; remove it"),
         (["data.answer_after='####'"], "because the problems come from data.tasks; remove it"),
         (["eval.data.tasks.gcd={}", "eval.data.answer_after='#'"], "because the problems come from eval.data.tasks"),
+        (
+            ["environment.name=single_turn", "environment.tool_preload=['sympy']"],
+            "because this environment has no tool",
+        ),
         (["redis.url=redis://elsewhere", "redis.port=7000"], "because redis.url names a server that runs already"),
         (["engines.urls=['http://elsewhere']", "engines.count=2", "engines.tp=4"], "engines.tp = 4 does nothing"),
         (["buffers.filter_metric=acc"], "buffers.filter_metric = 'acc' does nothing, because a group of one is never"),
