@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from pipeline.config_rules import ignored, impossible
 
@@ -151,6 +151,9 @@ class Advantage(Section):
     sampler: Literal["uncertainty", "shuffle"] = "uncertainty"
     offline_rollouts: int = Field(8, ge=0, description="a prompt, before training, for its first value")
     mass: float = Field(8.0, gt=0, description="weight of the offline evidence")
+    values: Path | None = Field(
+        None, description="another run's folder, or its values.jsonl: its offline rollouts are taken, none are made"
+    )
     evidence: Literal["event", "receipt"] = Field(
         "event",
         description="when an outcome counts: as soon as it is there, at its policy event, or (SPO) once it was trained "
@@ -213,13 +216,37 @@ class Trainer(Section):
 
 
 class ColdStart(Section):
-    """Supervised fine-tuning on scripted, verifier-positive tool traces, stopped at a middling success rate."""
+    """Supervised fine-tuning before RL, on verifier-positive traces of a script (`demonstrate`) or of a teacher."""
 
     problems: int = Field(1024, gt=0)
+    teacher: Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)] = Field(
+        [], description="URLs of SGLang servers that serve it, or its folder: it is served for the time being"
+    )
+    rollouts: int = Field(8, gt=0, description="of the teacher, a problem")
+    temperature: float = Field(0.6, ge=0)
+    top_p: float = Field(0.95, gt=0, le=1)
+    top_k: int = 20
+    loss: Literal["all", "final"] = Field("all", description="on all messages of the assistant, or the final one alone")
+    held_out: float = Field(0.1, gt=0, lt=1, description="share of the problems whose traces are not trained on")
     batch_size: int = Field(64, gt=0)
     lr: float = Field(1e-3, gt=0)
+    schedule: Literal["constant", "cosine"] = Field("constant", description="of lr, after `warm_up` steps")
+    warm_up: int = Field(10, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    epochs: int | None = Field(None, gt=0, description="else max_steps")
     max_steps: int = Field(400, gt=0)
-    target: float = Field(0.35, gt=0, lt=1, description="probability of a held-out trace at which it stops")
+    target: float | None = Field(
+        None, gt=0, lt=1, description="probability of a held-out trace at which it stops; not to reach it is a failure"
+    )
+
+    @property
+    def teacher_urls(self) -> list[str]:
+        return [given.rstrip("/") for given in self.teacher if is_url(given)]
+
+    @property
+    def teacher_folder(self) -> Path | None:
+        """Of a teacher that is to be served."""
+        return next((Path(given) for given in self.teacher if not is_url(given)), None)
 
 
 class Publish(Section):
@@ -294,6 +321,7 @@ class Config(Section):
             "publish_every": self.publish.every,
             "rho": self.advantage.rho,
             "sampler": self.advantage.sampler,
+            "evidence": self.advantage.evidence,
             "digest": self.digest,
         }
 
@@ -319,8 +347,14 @@ NOT_SHARED = {
     "engines": set(Engines.model_fields) - {"probe_tolerance"},
     "rollout": {"workers", "concurrency"},
     "trainer": {"ranks", "gpus", "threads", "wait_timeout_s", "archive"},
+    "advantage": {"values"},
+    "cold_start": {"teacher"},
     "redis": True,
 }
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -40,6 +40,7 @@ def impossible(config: "Config") -> Iterator[str]:
             f"{environment.step_timeout_s:g}: a tool call that uses its time would fail the episode; raise the latter"
         )
     yield from _impossible_model_or_data(config)
+    yield from _impossible_teacher(config)
     if config.rollout.concurrency < (launch := config.ledger_settings["group_launch"]):
         yield (
             f"rollout.concurrency = {config.rollout.concurrency} is below the {launch} episodes of one entry "
@@ -104,6 +105,19 @@ def _impossible_model_or_data(config: "Config") -> Iterator[str]:
             yield f"{name}: set exactly one of {name}.path (a file or data set) and {name}.tasks (of reasoning-gym)"
         if problems is not None and config.environment.name == "reasoning_gym" and not problems.tasks:
             yield f'environment.name = "reasoning_gym" scores tasks of reasoning-gym alone; set {name}.tasks'
+
+
+def _impossible_teacher(config: "Config") -> Iterator[str]:
+    settings = config.cold_start
+    if settings is None or settings.teacher_folder is None:
+        return
+    if len(settings.teacher) > 1:
+        yield f"cold_start.teacher = {settings.teacher}: expected URLs of servers, or one folder of a model"
+    if config.engines.urls:
+        yield (
+            f"cold_start.teacher = {str(settings.teacher_folder)!r} would have to be served here, but engines.urls "
+            "names servers that run already; start one for the teacher too, and give its URL"
+        )
 
 
 def _impossible_rejection(config: "Config") -> Iterator[str]:
@@ -183,6 +197,17 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         'with advantage.evidence = "receipt" the retention follows from the policy\'s drift',
     ),
     ("advantage.overlong_penalty", lambda c: c.advantage.overlong_buffer == 0, "advantage.overlong_buffer is 0"),
+    ("advantage.values", lambda c: c.advantage.offline_rollouts == 0, "advantage.offline_rollouts is 0"),
+    (
+        "cold_start.rollouts cold_start.temperature cold_start.top_p cold_start.top_k",
+        lambda c: c.cold_start is not None and not c.cold_start.teacher,
+        "without cold_start.teacher the traces are scripted",
+    ),
+    (
+        "cold_start.max_steps",
+        lambda c: c.cold_start is not None and c.cold_start.epochs is not None,
+        "cold_start.epochs says how long it goes on",
+    ),
     ("loss.importance_cap", lambda c: c.loss.importance == "none", 'loss.importance is "none"'),
     (
         "loss.importance loss.importance_cap loss.rejection",

@@ -2,6 +2,7 @@
 
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,8 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
         (["model.path=/models/x"], "two models: model.path and [model.tiny]; keep one"),
         (["model.path=/models/x", "model.gguf=x.gguf"], "three models: model.path and model.gguf and [model.tiny]"),
         (["model.tiny.hidden=130"], "not a multiple of heads"),
+        (["cold_start.teacher=['big', 'bigger']"], "expected URLs of servers, or one folder of a model"),
+        (["cold_start.teacher=big", "engines.urls=['http://elsewhere']"], "would have to be served here"),
         (["data.path=problems.jsonl"], "set exactly one of data.path"),
         (["eval.data.size=3"], "set exactly one of eval.data.path"),
         (["rollout.max_tokens=4096"], "leaves no room for a prompt"),
@@ -165,6 +168,9 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         ),
         (["buffers.proactive_threshold=2"], "buffers.proactive_threshold = 2 does nothing, because buffers.proactive"),
         (["buffers.proactive_patience_s=2"], "buffers.proactive_patience_s = 2.0 does nothing"),
+        (["advantage.offline_rollouts=0", "advantage.values=runs/x"], "because advantage.offline_rollouts is 0"),
+        (["cold_start.top_k=5"], "because without cold_start.teacher the traces are scripted"),
+        (["cold_start.epochs=2", "cold_start.max_steps=5"], "because cold_start.epochs says how long it goes on"),
         (["advantage.evidence=receipt", "advantage.rho=0.9"], "the retention follows from the policy's drift"),
         (["advantage.overlong_penalty=0.5"], "because advantage.overlong_buffer is 0"),
         (["loss.importance=none", "loss.importance_cap=3.0"], 'because loss.importance is "none"'),
@@ -214,6 +220,13 @@ def test_overrides_are_toml_values_or_bare_words(toml):
     assert config.cold_start.target == 0.5
 
 
+def test_a_teacher_is_urls_of_servers_or_the_folder_of_a_model(toml):
+    served = load(toml, ["cold_start.teacher=['http://a:1/', 'http://b:2']"]).cold_start
+    assert (served.teacher_urls, served.teacher_folder) == (["http://a:1", "http://b:2"], None)
+    to_serve = load(toml, ["cold_start.teacher=models/big"]).cold_start
+    assert (to_serve.teacher_urls, to_serve.teacher_folder) == ([], Path("models/big"))
+
+
 @pytest.mark.parametrize("override", ["run.seed", "=3", "run..seed=3", "run.name.x=3"])
 def test_an_override_that_is_none_is_refused(toml, override):
     assert f"override {override!r}" in refusal(toml, override)
@@ -236,6 +249,7 @@ def test_the_digest_covers_what_processes_share_and_nothing_that_may_differ_betw
         "engines.args=['--mem-fraction-static', '0.5']",
         "redis.port=7000",
         "run.total_steps=9",
+        "advantage.values=runs/x",
     ]
     assert load(toml, may_differ).digest == digest
 
