@@ -6,6 +6,7 @@
 
 Every call is one Lua transition (pipeline/lua/): atomic, refused before its first write, and safe to repeat. The client
 keeps nothing but the newest (joined, version, head) it saw, to notice a Redis that lost writes, and the ids of streams.
+The trainer's calls are in trainer_calls.py.
 """
 
 import hashlib
@@ -23,8 +24,8 @@ from pipeline.ledger_settings import FILTER_METRICS, RULES, Settings
 from pipeline.ledger_types import (
     Batch,
     Commands,
+    Credited,
     Filtered,
-    Joined,
     Placed,
     Published,
     Ref,
@@ -33,14 +34,15 @@ from pipeline.ledger_types import (
     Reservation,
     Surplus,
 )
-from pipeline.ledger_view import LedgerView
+from pipeline.trainer_calls import TrainerCalls
 from pipeline.trajectory import Trajectory
 from pipeline.trajectory_check import check_group
-from pipeline.transitions import Transitions, text
+from pipeline.transitions import text
 
 __all__ = [
     "Batch",
     "Coordinator",
+    "Credited",
     "Filtered",
     "Placed",
     "Published",
@@ -55,14 +57,14 @@ RELEASE_REASONS = ("failed", "retry", "cancelled", "lost")
 PROMPTS_A_CALL = 500
 
 
-class Coordinator(LedgerView):
+class Coordinator(TrainerCalls):
     """One run's ledger. seed: of the draws of prompts; clock: a callable (or number) in ms, for tests only."""
 
     def __init__(
         self, client: redis.Redis, run: str, seed: int | str | None = None, clock: Callable[[], int] | int | None = None
     ):
-        super().__init__(client, run)
-        self._random, self._ledger = random.Random(seed), Transitions(client, run, clock)
+        super().__init__(client, run, clock)
+        self._random = random.Random(seed)
         self._reserved: dict[str, tuple[str, str, int]] = {}  # entry of this client -> worker, prompt, version
         self._settings: dict[str, str] = {}
 
@@ -171,65 +173,6 @@ class Coordinator(LedgerView):
         _, (drain, cancelled, truncate) = self._ledger.run("renew", worker, *entries)
         return Commands(tuple(map(text, cancelled)), tuple(map(text, truncate)), bool(drain))
 
-    # -- the trainer --------------------------------------------------------------------------------------------------
-
-    def join(self, trainer: str, checkpoint: int, recent: Iterable[str] = ()) -> Joined:
-        """Become the only trainer, at this checkpoint. recent: entries of its last max_staleness + 2 batches."""
-        code, answer = self._ledger.run("join", trainer, checkpoint, *recent)
-        if code == "MISSING":
-            raise errors.MissingBatch(
-                f"batches below {answer[0]} are gone, found checkpoint {checkpoint}: resume from a newer one"
-            )
-        _, version, head = self._ledger.seen
-        return Joined(version, head, *answer)
-
-    def consume(self, trainer: str, version: int) -> Batch | None:
-        """The batch of update `version`, always in the same order; None: not READY yet (wait for events)."""
-        code, answer = self._ledger.run("consume", trainer, version)
-        if code == "NOT_READY":
-            return None
-        if code == "MISSING":
-            raise errors.MissingBatch(f"batch {version} is gone, the oldest kept is {answer[0]}")
-        if code != "OK":
-            todo = "publish first" if code == "PUBLISH_FIRST" else f"consume {self._ledger.seen[2]} first"
-            raise errors.OutOfSequence(
-                code, f"batch {version} cannot be consumed at (version, head) {self._ledger.seen[1:]}: {todo}"
-            )
-        return Batch(version, _refs(answer[0]))
-
-    def peek(self, version: int) -> tuple[Ref, ...] | None:
-        """The refs of a READY buffer; None: not READY. Changes nothing."""
-        code, answer = self._ledger.run("peek", version)
-        return _refs(answer[0]) if code == "OK" else None
-
-    def fetch(self, refs: Iterable[Ref]) -> list[Trajectory]:
-        """The trajectories, in the order of refs."""
-        refs = list(refs)
-        with self.client.pipeline(transaction=False) as pipe:
-            for ref in refs:
-                pipe.xrange(keys.trajectories(self.run, ref.stream), ref.id, ref.id)
-            found = pipe.execute()
-        for ref, rows in zip(refs, found, strict=True):
-            if not rows:
-                raise errors.MissingBatch(f"payload {ref.id} of entry {ref.entry!r} is gone: a checkpoint covers it")
-        return [Trajectory.decode(rows[0][1][b"payload"]) for rows in found]
-
-    def publish(self, trainer: str, version: int, path: str, digest: str, last: bool = False) -> Published | Replayed:
-        """The weights of `version` are out. last: the run's last update, which need not fill publish_every."""
-        code, answer = self._ledger.run("publish", trainer, version, path, digest, int(last))
-        if code == "EARLY":
-            raise errors.OutOfSequence(
-                code, f"version {version} cannot be published at (version, head) {self._ledger.seen[1:]}: consume first"
-            )
-        return Published(answer[0]) if code == "PUBLISHED" else Replayed()
-
-    def checkpoint(self, trainer: str, version: int) -> int:
-        """Updates < version are durable. Returns the oldest batch that is kept."""
-        code, answer = self._ledger.run("checkpoint", trainer, version, int(memory.is_full(self.client)))
-        if code == "AHEAD":
-            raise errors.OutOfSequence(code, f"checkpoint {version} is ahead of the next batch, {self._ledger.seen[2]}")
-        return answer[0]
-
     # -- the coordinator process --------------------------------------------------------------------------------------
 
     def register_engine(self, engine: str, version: int, url: str | None = None) -> None:
@@ -288,11 +231,6 @@ class Coordinator(LedgerView):
     def _exponential(self) -> str:
         """Exp(1), from the seeded generator; decides where a prompt re-enters the race."""
         return repr(self._random.expovariate(1.0))
-
-
-def _refs(flat: list) -> tuple[Ref, ...]:
-    triples = zip(*[iter(map(text, flat))] * 3, strict=True)
-    return tuple(Ref(entry, m, stream, i) for entry, stream, ids in triples for m, i in enumerate(ids.split()))
 
 
 def _below_maxmemory(client: redis.Redis, budget: int) -> None:

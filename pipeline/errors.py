@@ -75,4 +75,8 @@ class MissingBatch(LedgerError, LookupError):
 
 
 class OutOfSequence(Coded, LedgerError, ValueError):
-    """Consume, Publish or Checkpoint of a version whose turn it is not; `code` says which rule."""
+    """Consume, Credit, Publish or Checkpoint of a version whose turn it is not; `code` says which rule."""
+
+
+class BadCredit(Coded, LedgerError, ValueError):
+    """A credit that cannot be evidence; `code` names what is wrong with it."""

@@ -20,10 +20,11 @@ Every event has `kind`, `ms`, and the fields of its kind:
     truncate         entry worker                           the worker shall finish it with what it has
     dropped          entry prompt                           a trainer that joined had trained it already
     consumed         buffer entries                         in the batch's order
+    credited         version prompts                        as JSON, in the batch's order; evidence "receipt" only
     published        version event path digest
     checkpoint       version oldest                         oldest: batch that is kept
     memory           oldest                                 fewer are kept, because memory is short
-    joined           trainer checkpoint head version dropped released
+    joined           trainer checkpoint head version dropped released credited
     engine           engine state version reason
     drain            worker
     lease_expired    worker

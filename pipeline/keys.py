@@ -1,7 +1,7 @@
 """Every Redis key of a run. All share the hash tag {run}, so that a run lives on one shard of a cluster.
 
 hr:{run}                            hash    schema digest created_ms, and each setting of the buffers
-                                            version head event oldest checkpoint trainer: how far the run is
+                                            version head event oldest checkpoint credited trainer: how far the run is
                                             rules    the settings that scripts need, in one line: ledger_settings.RULES
                                             window   occupied/due/min_version of each buffer, from the last down to head
                                             awaited  head, if the trainer waits for it
@@ -30,7 +30,7 @@ hr:{run}:evals                      zset    version -> version               :ev
 hr:{run}:launcher                   hash    what the local `headrace up` shall keep running
 """
 
-SCHEMA = 2  # of all this; a run that was made with another one is refused
+SCHEMA = 3  # of all this; a run that was made with another one is refused
 
 
 def run(name: str) -> str:

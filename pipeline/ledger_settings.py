@@ -32,7 +32,7 @@ AT_LEAST_ONE = (
 # the settings that most transitions need: together in the field `rules` of hr:{run}, see lua/_run.lua
 RULES = (
     "max_staleness publish_every batch_size buffer_capacity group_size group_launch rho byte_budget "
-    "max_trajectory_bytes lease_ms sampler filter_metric"
+    "max_trajectory_bytes lease_ms sampler filter_metric evidence"
 )
 
 
@@ -48,6 +48,7 @@ class Settings:
     publish_every: int = 1  # [P]
     rho: float = 0.875
     sampler: str = "uncertainty"
+    evidence: str = "event"  # when an outcome counts: at its Occupy, or at the trainer's receipt, once it is trained
     byte_budget: int = 0  # bytes stored or in flight; 0: no limit
     max_trajectory_bytes: int = 1 << 20
     lease_s: float = 15.0
@@ -109,6 +110,8 @@ class Settings:
             return f"rho: expected a number in (0, 1], found {self.rho}"
         if self.sampler not in ("uncertainty", "shuffle"):
             return f'sampler: expected "uncertainty" or "shuffle", found {self.sampler!r}'
+        if self.evidence not in ("event", "receipt"):
+            return f'evidence: expected "event" or "receipt", found {self.evidence!r}'
         if self.filter_metric not in (None, *FILTER_METRICS):
             return f"filter_metric: expected one of {', '.join(FILTER_METRICS)}, found {self.filter_metric!r}"
         if self.proactive not in (None, "retry", "truncate"):

@@ -67,6 +67,7 @@ class Joined:
     event: int
     dropped: int  # of `recent`, entries that lay in the ledger still
     released: int  # entries in flight, given back because the ledger was behind
+    credited: int  # first version that is not credited yet, with evidence "receipt"
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,13 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Credited:
+    """What an update was trained on is evidence now."""
+
+
+@dataclass(frozen=True)
 class Replayed:
-    """This version is out already; nothing changed."""
+    """This version is out, or credited, already; nothing changed."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,12 @@
 -- shuffle: the same set, at epoch + visits + U(0, 1), a fresh permutation each epoch.
 local function prompt_key(prompt) return RUN .. ':prompt:' .. prompt end
 
+local function prompt_weight(alpha, beta)
+  local value = alpha / (alpha + beta)
+  return math.sqrt(value * (1 - value)) + 0.05
+end
+
 local function prompt_score(alpha, beta, epoch, exponential)
   if run.sampler == 'shuffle' then return epoch + 1 - math.exp(-exponential) end
-  local value = alpha / (alpha + beta)
-  return run.clock + exponential / (math.sqrt(value * (1 - value)) + 0.05)
+  return run.clock + exponential / prompt_weight(alpha, beta)
 end

@@ -6,14 +6,14 @@
 local run = {}
 if found[1] then
   local max_staleness, publish_every, batch_size, buffer_capacity, group_size, group_launch, rho, byte_budget,
-    max_trajectory_bytes, lease_ms, sampler, filter_metric = string.match(found[1],
-    '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
+    max_trajectory_bytes, lease_ms, sampler, filter_metric, evidence = string.match(found[1],
+    '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
   run = {
     max_staleness = max_staleness + 0, publish_every = publish_every + 0, batch_size = batch_size + 0,
     buffer_capacity = buffer_capacity + 0, group_size = group_size + 0, group_launch = group_launch + 0, rho = rho,
     byte_budget = byte_budget + 0, max_trajectory_bytes = max_trajectory_bytes, lease_ms = lease_ms + 0,
-    sampler = sampler, filter_metric = filter_metric, joined = found[2] + 0, version = found[3] + 0,
-    head = found[4] + 0, window = found[5], clock = found[6] + 0,
+    sampler = sampler, filter_metric = filter_metric, evidence = evidence,
+    joined = found[2] + 0, version = found[3] + 0, head = found[4] + 0, window = found[5], clock = found[6] + 0,
   }
 end
 

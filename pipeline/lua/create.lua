@@ -15,7 +15,7 @@ local now = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
 -- what is read most often stands first: a small hash is searched from its beginning
 redis.call('HSET', RUN, 'rules', ARGV[7], 'joined', 0, 'version', 0, 'head', 0, 'window', '', 'clock', 0, 'stored', 0,
   'reservations', 0, 'finished', 0, 'paused', '', 'stopped', '', 'consecutive_failures', 0, 'consecutive_filtered', 0,
-  'event', 0, 'oldest', 0, 'checkpoint', 0, 'trainer', '', 'awaited', -1, 'reap_after', 0, 'schema', ARGV[5],
+  'event', 0, 'oldest', 0, 'checkpoint', 0, 'credited', 0, 'trainer', '', 'awaited', -1, 'reap_after', 0, 'schema', ARGV[5],
   'digest', ARGV[6], 'created_ms', now)
 redis.call('HSET', RUN, unpack(ARGV, 8))
 local rules = redis.call('HMGET', RUN, 'max_staleness', 'batch_size', 'buffer_capacity', 'group_size', 'publish_every')

@@ -1,14 +1,16 @@
 #!lua flags=allow-oom
 -- include: _call _found _run _race _prompts _buffers _workers _entries _forget
 -- The caller becomes the only trainer, at its checkpoint. If the ledger is behind it (fresh, or it lost its last
--- second), the ledger moves there and everything in flight is released. Entries the caller trained on already are dropped.
+-- second), the ledger moves there and everything in flight is released. Entries the caller trained on already are
+-- dropped. Credits (credit.lua) go on where the ledger stands, since the caller remembers those of its last
+-- max_staleness + 2 updates; what it lost of older ones is lost, and so is all that a Redis knew which was replaced.
 -- KEYS  the run's fixed keys; builds buffer:<kept>, entry:<recent, in flight>, trainers, prompt:<their>, worker:<their>
 -- ARGV  [5] trainer, checkpoint, [7...] the entries of its last max_staleness + 2 batches
--- returns OK, event, dropped, released | MISSING, oldest | FENCED, trainer
+-- returns OK, event, dropped, released, first version not credited | MISSING, oldest | FENCED, trainer
 local trainer, checkpoint, TRAINERS = ARGV[5], tonumber(ARGV[6]), RUN .. ':trainers'
 if trouble() == 'UNKNOWN_RUN' then return reply('UNKNOWN_RUN') end
-local t = redis.call('HMGET', RUN, 'trainer', 'oldest', 'event')
-local current, oldest, event = t[1], tonumber(t[2]), tonumber(t[3])
+local t = redis.call('HMGET', RUN, 'trainer', 'oldest', 'event', 'credited')
+local current, oldest, event, credited = t[1], tonumber(t[2]), tonumber(t[3]), tonumber(t[4])
 if current ~= trainer and redis.call('HEXISTS', TRAINERS, trainer) == 1 then return reply('FENCED', current) end
 if checkpoint < oldest then return reply('MISSING', oldest) end
 
@@ -25,9 +27,12 @@ if behind then
   move_window()
 end
 run.joined = math.max(now, run.joined + 1, tonumber(ARGV[2]) + 1) -- newer than what the caller saw, at any clock
+if run.evidence == 'receipt' then
+  credited = math.max(credited, current == '' and checkpoint or checkpoint - run.max_staleness - 2)
+end
 redis.call('HSET', TRAINERS, trainer, now)
 redis.call('HSET', RUN, 'trainer', trainer, 'joined', run.joined, 'head', run.head, 'version', run.version,
-  'event', event, 'oldest', checkpoint, 'checkpoint', checkpoint)
+  'event', event, 'oldest', checkpoint, 'checkpoint', checkpoint, 'credited', credited)
 
 local dropped = 0
 for i = 7, #ARGV do
@@ -45,5 +50,5 @@ for i = 7, #ARGV do
 end
 settle()
 record('joined', 'trainer', trainer, 'checkpoint', checkpoint, 'head', run.head, 'version', run.version,
-  'dropped', dropped, 'released', #in_flight)
-return reply('OK', event, dropped, #in_flight)
+  'dropped', dropped, 'released', #in_flight, 'credited', credited)
+return reply('OK', event, dropped, #in_flight, credited)
