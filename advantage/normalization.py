@@ -38,10 +38,11 @@ def normalize(advantages, action_tokens=None, measure="token"):
     return standardize(advantages, action_tokens)
 
 
-def standardize(advantages, weights):
+def standardize(advantages, weights, epsilon=EPSILON):
+    """Deviations from the weighted mean in units of the weighted, unbiased σ + epsilon; zeros as `normalize` says."""
     total = weights.sum()
     weighted = advantages[weights > 0]
-    # Equal advantages are compared, not left to σ: a mean of equal numbers may round, and 1e-8 would not hide that.
+    # Equal advantages are compared, not left to σ: a mean of equal numbers may round, and no epsilon would hide that.
     if total <= 1 or weighted.min() == weighted.max():
         return np.zeros_like(advantages)
     # Divided by a power of two, which is exact, so that the squares of large finite rewards cannot overflow.
@@ -52,4 +53,4 @@ def standardize(advantages, weights):
         deviations = deviations - np.average(deviations, weights=weights)
     # The root of the weight goes inside the square: a trajectory without weight may have a square that overflows.
     sigma = np.sqrt(np.sum((np.sqrt(weights) * deviations) ** 2) / (total - 1))
-    return deviations / (sigma + np.ldexp(EPSILON, -exponent))
+    return deviations / (sigma + np.ldexp(epsilon, -exponent))

@@ -13,7 +13,7 @@ LEAST, MOST = 0.875, 0.96
 
 
 def retention(drift):
-    """ρ = 2^(-drift/0.06), at least 0.875 and at most 0.96; arXiv 2509.13232, 3.1.
+    """ρ = 2^(-drift/0.06), at least 0.875 and at most 0.96; arXiv 2509.13232, the KL-adaptive value tracker.
 
     drift  mean |Δ log p| over the action tokens of the prompt's previous trajectory, nats; 0 at its first visit.
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from advantage import ESTIMATORS
+from advantage import BY_GROUP
+from pipeline.algorithm_rules import impossible_algorithm, reads_values, unwise_algorithm
 from pipeline.ledger_settings import Settings
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ WIDEST = 8  # policy events between two visits of a prompt
 def impossible(config: "Config") -> Iterator[str]:
     """One sentence for each contradiction."""
     buffers, engines, trainer = config.buffers, config.engines, config.trainer
-    if config.advantage.algorithm not in ESTIMATORS:
-        known = ", ".join(ESTIMATORS)
-        yield f"advantage.algorithm = {config.advantage.algorithm!r} is not known; set it to one of: {known}"
-    yield from _impossible_advantage(config)
+    yield from impossible_algorithm(config)
     yield from _impossible_buffers(config)
     if config.environment.episode_timeout_s > buffers.max_age_s:
         yield (
@@ -62,20 +60,6 @@ def impossible(config: "Config") -> Iterator[str]:
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
     yield from _impossible_gpus(engines, trainer)
-
-
-def _impossible_advantage(config: "Config") -> Iterator[str]:
-    advantage, length = config.advantage, config.rollout.context_length
-    if advantage.evidence == "receipt" and config.buffers.group_size > 1:
-        yield (
-            f'advantage.evidence = "receipt" follows one trajectory a prompt, and buffers.group_size = '
-            f'{config.buffers.group_size}; set it to 1, or evidence to "event"'
-        )
-    if advantage.overlong_buffer >= length:
-        yield (
-            f"advantage.overlong_buffer = {advantage.overlong_buffer} penalises trajectories of every length up to "
-            f"rollout.context_length = {length}; lower it"
-        )
 
 
 def _impossible_buffers(config: "Config") -> Iterator[str]:
@@ -196,6 +180,12 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         lambda c: c.advantage.evidence == "receipt",
         'with advantage.evidence = "receipt" the retention follows from the policy\'s drift',
     ),
+    (
+        "advantage.rho advantage.mass advantage.values advantage.evidence",
+        lambda c: not reads_values(c),
+        "neither advantage.algorithm nor advantage.sampler reads a prompt's value",
+    ),
+    ("advantage.normalization", lambda c: c.advantage.algorithm in BY_GROUP, "the algorithm normalizes within groups"),
     ("advantage.overlong_penalty", lambda c: c.advantage.overlong_buffer == 0, "advantage.overlong_buffer is 0"),
     ("advantage.values", lambda c: c.advantage.offline_rollouts == 0, "advantage.offline_rollouts is 0"),
     (
@@ -252,6 +242,7 @@ def ignored(config: "Config") -> Iterator[str]:
 
 def unwise(config: "Config") -> Iterator[str]:
     """Settings that work, and that nobody wants."""
+    yield from unwise_algorithm(config)
     event = config.buffers.batch_size * config.publish.every
     if config.advantage.sampler == "uncertainty" and config.data.size > WIDEST * event:
         yield (
@@ -272,7 +263,9 @@ def unwise(config: "Config") -> Iterator[str]:
             f'loss.{", ".join(changed)}: with trainer.minibatches = 1 and loss.proximal = "recompute" the policy '
             'ratio is always 1 and no clip ever acts; raise minibatches, or set proximal to "rollout"'
         )
-    measure = config.advantage.normalization or {"spo++": "token"}.get(config.advantage.algorithm)
+    measure = config.advantage.normalization or {"spo++": "token", "reinforce++": "token"}.get(
+        config.advantage.algorithm
+    )
     if measure == "token" and loss.aggregation != "token":
         yield (
             f"loss.aggregation = {loss.aggregation!r}: the advantages are centred per token (advantage.normalization), "

@@ -18,6 +18,13 @@ name = "small"
 [data]
 tasks.chain_sum = { min_terms = 2 }
 """
+GRPO = [
+    "advantage.algorithm=grpo",
+    "advantage.sampler=shuffle",
+    "advantage.offline_rollouts=0",
+    "buffers.group_size=4",
+    "loss.aggregation=sequence",
+]
 
 
 @pytest.fixture
@@ -107,7 +114,11 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
         (["buffers.byte_budget=1000"], "buffers.byte_budget 1000 is less than one buffer needs"),
         (["buffers.buffer_capacity=1025"], "is less than one buffer needs: expected at least 1074790400 bytes"),
         (["buffers.proactive=retry", "buffers.proactive_patience_s=600"], "is not below max_age_s = 600"),
-        (["advantage.algorithm=grpo"], "advantage.algorithm = 'grpo' is not known; set it to one of: spo++"),
+        (
+            ["advantage.algorithm=ppo"],
+            "advantage.algorithm = 'ppo' is not known; set it to one of: spo++, spo, reinforce",
+        ),
+        (["advantage.algorithm=rloo"], "those of buffers.group_size = 1 have no other: every advantage would be 0"),
         (["advantage.evidence=receipt", "buffers.group_size=4"], "follows one trajectory a prompt, and buffers.group_"),
         (["advantage.overlong_buffer=2048"], "penalises trajectories of every length up to rollout.context_length"),
         (["environment.episode_timeout_s=700"], "is above buffers.max_age_s = 600"),
@@ -172,6 +183,8 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["cold_start.top_k=5"], "because without cold_start.teacher the traces are scripted"),
         (["cold_start.epochs=2", "cold_start.max_steps=5"], "because cold_start.epochs says how long it goes on"),
         (["advantage.evidence=receipt", "advantage.rho=0.9"], "the retention follows from the policy's drift"),
+        ([*GRPO, "advantage.rho=0.9"], "neither advantage.algorithm nor advantage.sampler reads a prompt's value"),
+        ([*GRPO, "advantage.normalization=token"], "because the algorithm normalizes within groups"),
         (["advantage.overlong_penalty=0.5"], "because advantage.overlong_buffer is 0"),
         (["loss.importance=none", "loss.importance_cap=3.0"], 'because loss.importance is "none"'),
         (["loss.proximal=rollout", "loss.importance_cap=3.0"], "engines' log-probs in the place of the trainer's"),
@@ -194,6 +207,9 @@ def test_a_setting_that_nothing_would_read_is_refused(toml, overrides, said):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (["advantage.algorithm=spo"], "'spo' with advantage.evidence = 'event': as published it has 'receipt'"),
+        ([*GRPO, "loss.aggregation=token"], "'grpo' with loss.aggregation = 'token': as published it has 'sequence'"),
+        ([*GRPO, "advantage.offline_rollouts=4"], "advantage.offline_rollouts = 4: neither 'grpo' nor the sampler"),
         (["data.size=9000"], "data.size = 9000: a prompt is visited every 141 policy events"),
         (["rollout.top_p=0.9"], "rollout.top_p = 0.9, top_k = -1: tokens are sampled from a part"),
         (["loss.clip_low=0.1", "loss.dual_clip=3.0"], "loss.clip_low, dual_clip: with trainer.minibatches = 1"),
@@ -208,6 +224,7 @@ def test_unwise_settings_are_allowed_and_told(toml, overrides, said):
 
 def test_ordinary_settings_are_not_warned_of(toml):
     assert list(unwise(load(toml))) == []
+    assert list(unwise(load(toml, GRPO))) == []
     assert list(unwise(load(toml, ["loss.clip_low=0.1", "trainer.minibatches=2"]))) == []
     assert list(unwise(load(toml, ["loss.dual_clip=inf"]))) == []
     assert list(unwise(load(toml, ["loss.aggregation=sequence", "advantage.normalization=trajectory"]))) == []
