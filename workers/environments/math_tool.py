@@ -55,7 +55,7 @@ class MathTool(Environment):
     @asynccontextmanager
     async def open(cls, settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
         limits = Limits(settings.tool_timeout_s, settings.tool_memory_mb, settings.tool_output_bytes)
-        sandbox = PythonSandbox(limits, settings.tool_concurrency, allow_unconfined=settings.allow_unconfined)
+        sandbox = PythonSandbox(limits, settings.tool_concurrency, settings.allow_unconfined, settings.tool_preload)
         async with sandbox:
             yield lambda: cls(sandbox, **settings.options)
 

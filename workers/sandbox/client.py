@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import Coded
@@ -41,7 +42,8 @@ class ToolResult:
 class SandboxUnavailable(Coded, RuntimeError):
     """The tool cannot run.
 
-    code: LANDLOCK | SECCOMP | LIBSECCOMP (this machine lacks it), ESCAPED (a trial call did), SERVER (it dies), CLOSED.
+    code: LANDLOCK | SECCOMP | LIBSECCOMP (this machine lacks it), ESCAPED (a trial call did), PRELOAD (a module cannot
+        be imported), SERVER (it dies), CLOSED.
     """
 
 
@@ -59,14 +61,14 @@ class ForkServer:
         self.listener = None
 
     @classmethod
-    async def start(cls, limits: Limits, allow_unconfined: bool) -> "ForkServer":
+    async def start(cls, limits: Limits, modules: Sequence[str], allow_unconfined: bool) -> "ForkServer":
         """Start the process and wait until it is ready; raises ServerDied, OSError or SandboxUnavailable."""
+        settings = {"limits": dataclasses.asdict(limits), "modules": modules, "allow_unconfined": allow_unconfined}
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = json.dumps({"limits": dataclasses.asdict(limits), "allow_unconfined": allow_unconfined})
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "workers.sandbox.server", str(theirs.fileno()), arguments],
+                    [sys.executable, "-m", "workers.sandbox.server", str(theirs.fileno()), json.dumps(settings)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -86,12 +88,7 @@ class ForkServer:
             raise
         if "unavailable" in hello:
             await server.close()
-            code, missing = hello["unavailable"]
-            raise SandboxUnavailable(
-                code,
-                f"the Python tool runs only confined, and this machine lacks {missing}; or set "
-                "environment.allow_unconfined = true to run a model's code with resource limits only",
-            )
+            raise SandboxUnavailable(*hello["unavailable"])
         if hello["missing"]:
             log.warning("the Python tool runs a model's code UNCONFINED; missing: %s", "; ".join(hello["missing"]))
         server.listener = asyncio.create_task(server.listen())
@@ -166,10 +163,17 @@ class PythonSandbox:
 
     limits: of each call. concurrency: running children, by default one per CPU. allow_unconfined: where the kernel or
     libseccomp is missing, run with what is left (resource limits) and log a warning, instead of refusing to start.
+    preload: modules outside the standard library that code may import.
     """
 
-    def __init__(self, limits: Limits, concurrency: int | None = None, allow_unconfined: bool = False):
-        self.limits, self.allow_unconfined = limits, allow_unconfined
+    def __init__(
+        self,
+        limits: Limits,
+        concurrency: int | None = None,
+        allow_unconfined: bool = False,
+        preload: Sequence[str] = (),
+    ):
+        self.limits, self.allow_unconfined, self.preload = limits, allow_unconfined, preload
         self._places = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
         self._starting = asyncio.Lock()
         self._server: ForkServer | None = None
@@ -221,7 +225,7 @@ class PythonSandbox:
                 self._server = None
             while self._deaths < DEATHS_IN_A_ROW:
                 try:
-                    self._server = await ForkServer.start(self.limits, self.allow_unconfined)
+                    self._server = await ForkServer.start(self.limits, self.preload, self.allow_unconfined)
                     return self._server
                 except (ServerDied, OSError) as error:  # a TimeoutError is an OSError
                     log.warning("the sandbox's fork server did not start: %s", error)
@@ -241,4 +245,6 @@ def environment() -> dict[str, str]:
     """The fork server's environment: nothing of the worker's, which may hold secrets, but where to find libraries."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
     root = str(Path(__file__).resolve().parents[2])
-    return {**kept, "PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
+    # Libraries of linear algebra start a thread per CPU when they are imported, unless told not to.
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**kept, **one_thread, "PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}

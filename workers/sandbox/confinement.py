@@ -1,8 +1,7 @@
 """What binds a child: the layers, prepared and tried once by the fork server, then applied by every child to itself."""
 
 import os
-import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from workers.sandbox import kernel, landlock, privileges, seccomp
@@ -30,12 +29,16 @@ class Confinement:
             seccomp.load(self.program)
 
 
-def prepare(limits: Limits) -> tuple[Confinement, list[tuple[str, str]]]:
-    """Build what binds a child, and say which layers cannot be had: [(code, what is missing and what to do)]."""
+def prepare(
+    limits: Limits, files: Iterable[str], folders: Iterable[str] = ()
+) -> tuple[Confinement, list[tuple[str, str]]]:
+    """Build what binds a child, and say which layers cannot be had: [(code, what is missing and what to do)].
+
+    files: what code may read, whole folders too. folders: those that it may list (landlock.py).
+    """
     missing, rules, program = [], None, None
     try:
-        folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-        rules = landlock.ruleset(path for path in folders if os.path.isdir(path))
+        rules = landlock.ruleset(files, folders)
         trial(lambda: landlock.restrict(rules))
     except OSError as error:
         rules = None

@@ -1,7 +1,7 @@
 """Landlock: the kernel's own list of files that a process may touch, however it came by their names.
 
-A ruleset handles (that is: denies) every access that this kernel's ABI knows, and then allows reading below a few
-folders. It is built once, by the fork server; each child binds itself to it with one system call.
+A ruleset handles (that is: denies) every access that this kernel's ABI knows, and then allows reading a few places.
+It is built once, by the fork server; each child binds itself to it with one system call.
 Source: Linux, Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h.
 """
 
@@ -28,7 +28,7 @@ class RulesetAttributes(ctypes.Structure):
 
 
 class PathBeneath(ctypes.Structure):
-    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+    _fields_ = (("allowed", ctypes.c_uint64), ("place", ctypes.c_int32))
 
 
 def abi() -> int:
@@ -36,8 +36,11 @@ def abi() -> int:
     return kernel.syscall(CREATE_RULESET, "landlock_create_ruleset", None, 0, VERSION_FLAG)
 
 
-def ruleset(readable: Iterable[str]) -> int:
-    """Build a ruleset that allows reading below the folders `readable` and nothing else; returns its descriptor."""
+def ruleset(readable: Iterable[str], listable: Iterable[str] = ()) -> int:
+    """Build a ruleset that allows nothing but to read files and what is below folders; returns its descriptor.
+
+    listable: folders below which names, but no contents, may be seen.
+    """
     version = abi()
     attributes = RulesetAttributes(files=(1 << FILE_RIGHTS[min(version, max(FILE_RIGHTS))]) - 1)
     size = 8
@@ -46,11 +49,13 @@ def ruleset(readable: Iterable[str]) -> int:
     if version >= 6:
         attributes.scoped, size = ABSTRACT_SOCKETS_AND_SIGNALS, 24
     rules = kernel.syscall(CREATE_RULESET, "landlock_create_ruleset", ctypes.byref(attributes), size, 0)
-    for path in readable:
-        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = PathBeneath(allowed=READ_FILE | READ_DIR, folder=folder)
+    rights = [(path, READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE) for path in readable]
+    rights += [(path, READ_DIR) for path in listable]
+    for path, allowed in rights:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = PathBeneath(allowed=allowed, place=place)
         kernel.syscall(ADD_RULE, "landlock_add_rule", rules, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
-        os.close(folder)
+        os.close(place)
     return rules
 
 

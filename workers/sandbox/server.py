@@ -1,6 +1,6 @@
 """The fork server: one small warm interpreter that forks a confined child per call and watches it.
 
-    python -m workers.sandbox.server FD '{"limits": {…}, "allow_unconfined": false}'
+    python -m workers.sandbox.server FD '{"limits": {…}, "modules": ["sympy"], "allow_unconfined": false}'
 
 FD is one end of a socket pair. Messages both ways are a 4-byte big-endian length and JSON:
     server → worker   {"ready": true, "missing": […]} | {"unavailable": [code, message]}          once
@@ -10,29 +10,16 @@ The server ends, and its children with it, when the other end of the socket is c
 """
 
 import gc
-import importlib
-import importlib.util
 import json
 import os
 import selectors
 import signal
 import sys
-import sysconfig
 import time
 
-from workers.sandbox import child, kernel
+from workers.sandbox import child, kernel, preload
 from workers.sandbox.confinement import Confinement, prepare
 from workers.sandbox.limits import Limits
-
-# Imported before the first fork: ready at once in every child, also where the interpreter's folder cannot be read by
-# nobody (a home with mode 700). The rest of the standard library is read from disk.
-PRELOADED = (  # noqa: SIM905
-    "abc array ast base64 bisect calendar cmath collections contextlib copy csv ctypes dataclasses datetime decimal "
-    "difflib encodings.ascii encodings.latin_1 enum fractions functools graphlib hashlib heapq inspect io itertools "
-    "json keyword locale math numbers operator pprint queue random re resource secrets statistics string struct "
-    "textwrap threading time timeit traceback types typing unicodedata zlib "
-    "_pydecimal _pylong _strptime"  # imported by others on their first use; _pylong from Python 3.12
-).split()
 
 
 class Running:
@@ -195,22 +182,29 @@ def probe(confinement: Confinement) -> str:
     return text
 
 
-def main(channel: int, limits: dict, allow_unconfined: bool) -> None:
+def main(channel: int, limits: dict, modules: list[str], allow_unconfined: bool) -> None:
     worker = os.getppid()
     kernel.die_with_parent(worker)
+    try:
+        library, packages = preload.standard_library(), preload.packages(modules)
+    except ImportError as error:
+        found = f"environment.tool_preload: {error}; install it, or take it out of the list"
+        send(channel, unavailable=["PRELOAD", found])
+        return
     os.environ.clear()
-    for name in PRELOADED:
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name)
-    confinement, missing = prepare(Limits(**limits))
-    library = sysconfig.get_path("stdlib")
-    sys.path[:] = [path for path in sys.path if path.startswith(library) and not path.endswith("-packages")]
+    confinement, missing = prepare(Limits(**limits), library.files + packages.files, library.folders)
+    preload.nothing_else()
     if not missing and (found := probe(confinement)) != "confined":
         missing.append(
             ("ESCAPED", f"a kernel whose confinement holds (a trial call answered {found!r}): run on Linux itself")
         )
     if missing and not allow_unconfined:
-        send(channel, unavailable=[missing[0][0], "; ".join(text for _, text in missing)])
+        lacks = "; ".join(text for _, text in missing)
+        found = (
+            f"the Python tool runs only confined, and this machine lacks {lacks}; or set "
+            "environment.allow_unconfined = true to run a model's code with resource limits only"
+        )
+        send(channel, unavailable=[missing[0][0], found])
         return
     server = ForkServer(channel, confinement)
     gc.collect()

@@ -13,8 +13,8 @@ def loop():
         yield runner
 
 
-def sandbox_of(loop, seconds):
-    sandbox = PythonSandbox(Limits(seconds, memory_mb=128, output_bytes=4096), concurrency=2)
+def sandbox_of(loop, seconds, preload=()):
+    sandbox = PythonSandbox(Limits(seconds, memory_mb=128, output_bytes=4096), concurrency=2, preload=preload)
     loop.run(sandbox.start())
     yield lambda code: loop.run(sandbox.run(code))
     loop.run(sandbox.close())

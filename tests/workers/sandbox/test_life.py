@@ -264,7 +264,7 @@ def test_a_machine_that_cannot_confine_refuses_or_warns_when_told_to_go_on(code,
 def test_a_machine_without_libseccomp_says_what_to_install(monkeypatch):
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.delitem(sys.modules, "pyseccomp", raising=False)
-    _, ((code, message),) = prepare(PATIENT)
+    _, ((code, message),) = prepare(PATIENT, [])
     assert code == "LIBSECCOMP" and "apt-get install libseccomp2" in message
 
 
