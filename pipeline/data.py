@@ -1,25 +1,31 @@
 """Problems: the records that prompts are made of.
 
-    [data]       tasks (reasoning-gym) or path (JSONL) ─┐
-    [eval.data]  the same, another seed or file ────────┼──▶ records: {"id", "question", "answer", …}
-    [cold_start] tasks of [data], another seed ─────────┘
+    [data]       tasks (reasoning-gym) or path (data_files.py) ─┐
+    [eval.data]  the same, another seed or file ────────────────┼──▶ records: {"id", "question", "answer", …}
+    [cold_start] tasks of [data], another seed ─────────────────┘
 
-No question of the evaluation is ever trained on: training and cold-start problems that ask one are left out.
-A JSONL line is a JSON object; `question` is required, `id` defaults to `<file's stem>-<line>`, every other key is
-passed to the environment untouched. With data.answer_after = "####", as GSM8K needs it, `answer` is what follows the
-last #### in it, and the whole of it becomes `solution`.
+No question of the evaluation is ever trained on: training and cold-start problems that ask one are left out. Of a
+file's rows (data_rows.py says how they may look) those that cannot be used, and those that ask what another asked, are
+reported with their place and left out; only a file without any that can be used is refused. A row's `id` is its own,
+or `<file's stem>-<line>`, whatever else is read.
 """
 
 import json
+import logging
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config, Data
+from pipeline.data_files import Unusable, rows, stem
+from pipeline.data_rows import Problem, problem_of
 from pipeline.errors import ConfigError
 
-Problem = dict[str, Any]
+log = logging.getLogger(__name__)
+
+SHOWN = 3  # rows that are left out, in the report on all of them
 
 # Far from any seed a person would choose: reasoning-gym draws item i of seed s from random.Random(s + i).
 COLD_START_SEED = 1_000_000_007
@@ -27,12 +33,12 @@ COLD_START_SEED = 1_000_000_007
 
 def evaluation_problems(config: Config) -> list[Problem]:
     """Held-out problems of [eval.data]; none without it."""
-    return _draw(config.eval.data, set(), "eval.data") if config.eval.data else []
+    return _draw(config.eval.data, set(), "eval.data", _needs_answer(config)) if config.eval.data else []
 
 
 def training_problems(config: Config) -> list[Problem]:
     """Problems of [data] whose question is not asked in the evaluation."""
-    return _draw(config.data, _questions(evaluation_problems(config)), "data")
+    return _draw(config.data, _questions(evaluation_problems(config)), "data", _needs_answer(config))
 
 
 def cold_start_problems(config: Config) -> list[Problem]:
@@ -42,18 +48,25 @@ def cold_start_problems(config: Config) -> list[Problem]:
         return []
     seed = config.data.seed + COLD_START_SEED
     data = config.data.model_copy(update={"size": config.cold_start.problems, "seed": seed})
-    return _draw(data, _questions(evaluation_problems(config)), "cold_start")
+    return _draw(data, _questions(evaluation_problems(config)), "cold_start", _needs_answer(config))
 
 
-def _draw(data: Data, excluded: set[str], section: str) -> list[Problem]:
+def file_problems(path: Path) -> list[Problem]:
+    """All that can be used of a file or data set, with or without answers."""
+    return _read(Data(path=path, size=sys.maxsize), set(), "data", False)
+
+
+def _needs_answer(config: Config) -> bool:
+    """What is built in judges by the problem's answer; an environment of a user's own has its own keys."""
+    return ":" not in config.environment.name
+
+
+def _draw(data: Data, excluded: set[str], section: str, needs_answer: bool) -> list[Problem]:
     """`data.size` problems with distinct questions, none of them in `excluded`; all of a file that has fewer."""
     if data.path:
-        problems = list(islice(_distinct(_lines(data.path, data.answer_after), excluded), data.size))
-        if not problems:
-            raise ConfigError(f"{section}.path = {data.path}: no problem is left; every question is in the evaluation")
-        return problems
+        return _read(data, excluded, section, needs_answer)
     if not data.tasks:
-        raise ConfigError(f"{section}: no problems; set {section}.path (JSONL) or {section}.tasks (reasoning-gym)")
+        raise ConfigError(f"{section}: no problems; set {section}.path (a file) or {section}.tasks (reasoning-gym)")
     share, rest = divmod(data.size, len(data.tasks))
     problems = []
     for position, (task, parameters) in enumerate(data.tasks.items()):
@@ -88,41 +101,49 @@ def _generate(task: str, parameters: dict[str, Any], size: int, seed: int, secti
         yield json.loads(json.dumps(record | {"metadata": metadata}, default=str))
 
 
-def _lines(path: Path, answer_after: str | None) -> Iterator[Problem]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"data.path = {path}: expected a JSONL file of problems, found: {error}") from None
-    seen: set[str] = set()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+def _read(data: Data, excluded: set[str], section: str, needs_answer: bool) -> list[Problem]:
+    problems: list[Problem] = []
+    asked: dict[str, str] = {}  # question -> where
+    ids: dict[str, str] = {}
+    unusable, repeated, count = [], [], 0
+    for place, row in rows(data.path, section):
+        count += 1
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}, line {number}: not valid JSON: {error}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("question"), str):
-            raise ConfigError(f'{path}, line {number}: expected an object with a string "question", found {line[:80]}')
-        record["id"] = str(record.get("id", f"{path.stem}-{number}"))
-        if record["id"] in seen:
-            raise ConfigError(
-                f"{path}, line {number}: the id {record['id']!r} is used twice; give each problem its own"
-            )
-        seen.add(record["id"])
-        if answer_after is not None:
-            record |= _solved(record, answer_after, f"{path}, line {number}")
-        yield record
+            if isinstance(row, Unusable):
+                raise row
+            problem = problem_of(row, data.answer_after, needs_answer)
+            problem["id"] = str(problem.get("id", f"{stem(data.path)}-{place.rpartition(' ')[2]}"))
+            if problem["id"] in ids:
+                raise Unusable(f"the id {problem['id']!r} is that of {ids[problem['id']]}; give each problem its own")
+        except Unusable as error:
+            unusable.append(f"{place}: {error}")
+            continue
+        ids[problem["id"]] = place
+        question = _normal(problem["question"])
+        if question in asked:
+            repeated.append(f"{place} asks what {asked[question]} does")
+            continue
+        asked[question] = place
+        if question not in excluded:
+            problems.append(problem)
+            if len(problems) == data.size:
+                break
+    name = f"{section}.path = {data.path}"
+    if not asked:
+        found = _first(unusable) if unusable else "it is empty"
+        raise ConfigError(f"{name}: no row can be used; {found}")
+    if unusable:
+        log.warning("%s: %d of %d rows cannot be used; %s", name, len(unusable), count, _first(unusable))
+    if repeated:
+        log.warning("%s: %d of %d rows are duplicates; %s", name, len(repeated), count, _first(repeated))
+    if not problems:
+        raise ConfigError(f"{name}: no problem is left; every question is in the evaluation")
+    return problems
 
 
-def _solved(record: Problem, answer_after: str, place: str) -> Problem:
-    solution = record.get("answer")
-    _, found, answer = solution.rpartition(answer_after) if isinstance(solution, str) else ("", "", "")
-    if not found or not answer.strip():
-        raise ConfigError(
-            f'{place}: expected "answer" to end with {answer_after!r} (data.answer_after) and the answer proper, '
-            f"found {solution!r:.80}; mend or remove the line"
-        )
-    return {"answer": answer.strip(), "solution": solution}
+def _first(reasons: list[str]) -> str:
+    more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+    return "; ".join(reasons[:SHOWN]) + more
 
 
 def _distinct(problems: Iterable[Problem], excluded: set[str]) -> Iterator[Problem]:

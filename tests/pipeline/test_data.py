@@ -61,47 +61,67 @@ def test_unknown_task_and_unknown_parameter_are_refused():
 
 def test_a_file_keeps_its_own_keys_and_loses_repeated_and_evaluated_questions(tmp_path):
     rows = [{"question": "1+1?", "answer": "2", "hint": [1]}, {"question": " 1+1? "}, {"question": "2+2?", "id": 7}]
+    rows = [row | {"answer": "2"} for row in rows]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    (tmp_path / "held.jsonl").write_text(json.dumps({"question": "2+2?"}))
+    (tmp_path / "held.jsonl").write_text(json.dumps({"question": "2+2?", "answer": 4}))
     problems = training_problems(config({"path": tmp_path / "train.jsonl"}))
     assert problems == [rows[0] | {"id": "train-1"}, rows[2] | {"id": "7"}]
     held_out = config({"path": tmp_path / "train.jsonl"}, {"path": tmp_path / "held.jsonl"})
     assert training_problems(held_out) == problems[:1]
 
 
-def test_the_answer_proper_is_what_follows_the_last_mark_in_a_solution(tmp_path):
-    solution = "48/2 = <<48/2=24>>24 clips in May; 48+24 = 72.\n#### 1,072"
-    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "How many?", "answer": solution}))
-    (problem,) = training_problems(config({"path": tmp_path / "train.jsonl", "answer_after": "####"}))
-    assert (problem["answer"], problem["solution"]) == ("1,072", solution)
-
-
-@pytest.mark.parametrize("answer", ['"72"', '"72 ####  "', "72", "null"])
-def test_an_answer_without_its_mark_is_reported_by_its_line(tmp_path, answer):
-    lines = ['{"question": "a", "answer": "#### 1"}', f'{{"question": "b", "answer": {answer}}}']
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match=r"train\.jsonl, line 2: expected \"answer\" to end with '####'"):
-        training_problems(config({"path": tmp_path / "train.jsonl", "answer_after": "####"}))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "line 1: not valid JSON"),
-        ('{"answer": "2"}', 'line 1: expected an object with a string "question"'),
-        ('{"question": "a", "id": 1}\n{"question": "b", "id": "1"}', "line 2: the id '1' is used twice"),
-    ],
-)
-def test_a_broken_file_names_its_line(tmp_path, text, message):
+def test_rows_that_cannot_be_used_are_reported_by_line_and_the_others_are_used(tmp_path, caplog):
     path = tmp_path / "train.jsonl"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    lines = ['{"question": "a", "answer": 1}', "{", "[1]", '{"question": "b"}', '{"answer": "2"}']
+    lines += ['{"question": "c", "id": "train-1", "answer": 2}', "", '{"question": "d", "answer": "3"}']
+    path.write_text("\n".join(lines))
+    problems = training_problems(config({"path": path}))
+    assert [(p["id"], p["question"]) for p in problems] == [("train-1", "a"), ("train-8", "d")]
+    (report,) = (record.message for record in caplog.records)
+    assert report.startswith(f"data.path = {path}: 5 of 7 rows cannot be used; line 2: not valid JSON: Expecting")
+    assert "; line 3: expected a JSON object, found [1]; line 4: expected an " in report
+    assert report.endswith("; and 2 more")
+
+
+def test_a_file_without_any_row_that_can_be_used_is_refused_with_the_reasons(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": " "}\n{"question": "b"}\n')
+    with pytest.raises(ConfigError, match=r'no row can be used; line 1: expected "question" to be text.*; line 2: exp'):
+        training_problems(config({"path": path}))
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="no row can be used; it is empty"):
         training_problems(config({"path": path}))
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="expected a JSONL file"):
-        training_problems(config({"path": tmp_path / "none.jsonl"}))
+def test_an_id_that_is_used_twice_counts_once(tmp_path, caplog):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "a", "id": 1, "answer": 1}\n{"question": "b", "id": "1", "answer": 1}')
+    assert [p["question"] for p in training_problems(config({"path": path}))] == ["a"]
+    assert "line 2: the id '1' is that of line 1; give each problem its own" in caplog.text
+
+
+def test_duplicate_questions_are_reported(tmp_path, caplog):
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps({"question": q, "answer": 1}) for q in ("What  is it?", "b", "what is IT?")))
+    assert len(training_problems(config({"path": path}))) == 2
+    assert "1 of 3 rows are duplicates; line 3 asks what line 1 does" in caplog.text
+
+
+def test_a_users_own_environment_needs_no_answers(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "a", "number": 7}')
+    sections = {"run": {"name": "t"}, "model": {"tiny": {}}, "data": {"path": path}}
+    own = Config.model_validate(sections | {"environment": {"name": "mine.py:Mine"}})
+    assert training_problems(own) == [{"question": "a", "number": 7, "id": "train-1"}]
+    with pytest.raises(ConfigError, match='line 1: expected an "answer"'):
+        training_problems(Config.model_validate(sections))
+
+
+def test_reading_ends_when_there_is_enough(tmp_path, caplog):
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(['{"question": "a", "answer": 1}', '{"question": "b", "answer": 1}', "broken"]))
+    assert len(training_problems(config({"path": path, "size": 2}))) == 2
+    assert caplog.text == ""
 
 
 def test_tasks_without_reasoning_gym_say_what_to_install(monkeypatch):
