@@ -17,7 +17,8 @@ from pipeline.trajectory import Trajectory
 from tests.trainer.ledger import DEFAULTS, RUN
 from trainer import cold_start
 from trainer import model as policy
-from trainer.cold_start import make_model, prepare, trace_probability
+from trainer.cold_start import make_model, prepare
+from trainer.fine_tune import measure
 from trainer.packing import action_places
 from trainer.publish import write_weights
 
@@ -71,7 +72,7 @@ def test_it_stops_once_a_held_out_trace_has_the_asked_probability(prepared):
     assert manifest.version == 0
     held = trajectory_file.read(prepared.folder / "traces.bin")[-12:]
     model = policy.load(folder)
-    chance = trace_probability(model, held, 2048)
+    chance = measure(model, held, 2048)[1]
     assert 0.5 <= chance < 0.98
     expected = []
     for t in held:
@@ -143,7 +144,7 @@ def test_too_few_steps_end_it_with_what_was_reached(tmp_path):
     command = [sys.executable, "-W", "error", "-m", "trainer.cold_start", str(config.folder / "run.toml")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "cold_start.max_steps = 2" in done.stderr and "lower the target" in done.stderr
+    assert "after 2 steps" in done.stderr and "lower the target" in done.stderr
     assert not (config.folder / "weights").exists()
 
 
@@ -154,7 +155,7 @@ def test_traces_that_are_missing_cut_short_or_too_few_are_refused(tmp_path, monk
     with pytest.raises(HeadraceError, match=r"traces\.bin: expected within 0\.1 s"):
         prepare(config)
     write_traces(config, count=5)
-    with pytest.raises(ConfigError, match="at least 20 traces, found 5"):
+    with pytest.raises(ConfigError, match="at least 20 traces of 2 problems, found 5"):
         prepare(config)
     path = config.folder / "traces.bin"
     path.write_bytes(path.read_bytes()[:-3])
