@@ -3,10 +3,10 @@
     join(checkpoint c) ─▶ publish c, if the ledger lacks it
       └▶ for v = c, c+1, …:  wait for buffer v READY ─▶ consume ─▶ take ─▶ update v ─▶ metrics.jsonl
                              ─▶ every P: weights v+1, durable, then published
-                             ─▶ every k: checkpoint v+1, durable, then told to the ledger
+                             ─▶ every k: checkpoint v+1, staged; told to the ledger after a later update, once durable
 
-Batch v+1 is looked for, fetched and packed meanwhile: trainer/prefetch.py. Weights go before a checkpoint: engines
-generate while it is written.
+Batch v+1 is looked for, fetched and packed meanwhile: trainer/prefetch.py; and checkpoints are written meanwhile:
+trainer/checkpoint.py. Nothing ends, and no ledger is joined again, before what is being written is durable.
 
 What the ledger is told lies on the disk already. A trainer that comes back at c gets batches c, c+1, … again, in the
 same order, and computes the same; versions that are out already are not written again.
@@ -51,22 +51,23 @@ class Trainer:
         self.progress = Progress(client, config.run.name, "trainer", "trainer")
         self.incarnation = ranks.broadcast(uuid.uuid4().hex[:8])
         self.checkpoints = config.folder / "checkpoints"
+        self.writer = checkpoint.Writer(self.checkpoints, ranks)
         self.record = Record(client, config.run.name, config.folder / "metrics.jsonl")
 
     def run(self) -> None:
         self._start()
-        goes_on = self._join()
-        with Prefetch(self.ledger, self.updater.prepare) as self.prefetch:
+        with self.writer, Prefetch(self.ledger, self.updater.prepare) as self.prefetch:
+            goes_on = self._join()
             while goes_on and self.version < self.config.run.total_steps:
                 try:
                     goes_on = self._advance()
                 except (RolledBack, UnknownRun):  # Redis lost writes, or all of them; what this trainer has is newer
-                    self._save(tell=False)
+                    self._save(wait=True, tell=False)
                     goes_on = self._join()
                 except RedisFailed:  # away for too long, or while this trainer was asked to stop
-                    self._save(tell=False)
+                    self._save(wait=True, tell=False)
                     raise
-        self._save()
+            self._save(wait=True)
         self._on_first(self.progress.done)
 
     # -- start and resume ---------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Trainer:
         if found:
             checkpoint.load(found, policy, optimizer)
         self.version, self.recent, self.probe = state["version"], state["recent"], state["probe"]
-        self.saved = self.version
+        self.begun = self.saved = self.version
         self._on_first(lambda: self.record.forget(self.version))
 
     def _join(self) -> bool:
@@ -113,11 +114,12 @@ class Trainer:
 
     def _advance(self) -> bool:
         """Wait for the next buffer and train on it. False: asked to stop."""
+        self._settle()
         batch = self._on_first(self._next_batch)
         if batch is None:
             return False
         if batch == STARVED:
-            self._save()
+            self._save(wait=True)
             return True
         with self.record.timed("fetch"):
             prepared = self.ranks.on_each(lambda: patient(lambda: self.prefetch.take(batch.refs), stop=self.stop))
@@ -174,26 +176,35 @@ class Trainer:
 
     # -- what outlives this process -----------------------------------------------------------------------------------
 
-    def _save(self, tell: bool = True) -> None:
-        """A checkpoint of `version`, unless there is one; then the ledger may forget what no kept checkpoint needs."""
-        if self.saved == self.version:
-            return
-        if tell:
-            self._busy(update=f"checkpoint {self.version}")
+    def _save(self, wait: bool = False, tell: bool = True) -> None:
+        """Begin a checkpoint of `version`, unless there is one, once the one before is durable. wait: until this one is
+        too. tell: the ledger."""
+        if self.begun < self.version:
+            self._settle(wait=True, tell=tell)
+            with self.record.timed("checkpoint"):
+                state = {"version": self.version, "recent": self.recent, "probe": self.probe}
+                self.writer.begin(self.version, self.updater.model, self.updater.optimizer, state)
+            self.begun = self.version
+        if wait:
+            self._settle(wait=True, tell=tell)
+
+    def _settle(self, wait: bool = False, tell: bool = True) -> None:
+        """If a checkpoint has become durable, the ledger may forget what no kept checkpoint needs."""
+        if wait and tell and self.saved < self.begun:
+            self._busy(update=f"checkpoint {self.begun}")
         with self.record.timed("checkpoint"):
-            state = {"version": self.version, "recent": self.recent, "probe": self.probe}
-            checkpoint.save(
-                self.checkpoints, self.version, self.updater.model, self.updater.optimizer, state, self.ranks
-            )
-        self.saved = self.version
-        if tell:
-            self._on_first(lambda: self.ledger.checkpoint(self.incarnation, self.version))
+            written = self.writer.settle(wait)
+        if written:
+            self.saved = written.version
+            self.record.checkpoint_seconds += written.seconds
+            if tell:
+                self._on_first(lambda: self.ledger.checkpoint(self.incarnation, self.saved))
 
     def _publish_if_due(self) -> None:
         whole = self.version == self.published + self.config.publish.every
         last = self.version == self.config.run.total_steps and self.version > self.published
         if last:
-            self._save()
+            self._save(wait=True)
         if whole or last:
             self._publish(last)
 

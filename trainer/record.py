@@ -31,6 +31,7 @@ class Record:
         self.client, self.run, self.file = client, run, file
         self.spent: Counter[str] = Counter()  # seconds since the last line
         self.doing, self.since = "", time.monotonic()
+        self.checkpoint_seconds = 0.0  # that a thread took for those which became durable since the last line
 
     @contextmanager
     def timed(self, doing: str) -> Iterator[None]:
@@ -76,7 +77,9 @@ class Record:
             "step_seconds": round(spent["update"], 4),
             "idle_seconds": round(spent["ready"], 4),
             "wait_seconds": {cause: round(spent[cause], 4) for cause in WAITS},
+            "checkpoint_seconds": round(self.checkpoint_seconds, 4),
             "tokens_per_second": round(metrics["tokens"] / spent.total(), 1),
         }
+        self.checkpoint_seconds = 0.0
         patient(lambda: record_metrics(self.client, self.run, line, self.file))
         return line

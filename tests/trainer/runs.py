@@ -7,7 +7,15 @@ from pipeline import weights
 from trainer.loop import Trainer
 from trainer.ranks import joined
 
-TIMES = {"time_ms", "seconds", "wait_seconds", "idle_seconds", "step_seconds", "tokens_per_second"}
+TIMES = {
+    "time_ms",
+    "seconds",
+    "wait_seconds",
+    "idle_seconds",
+    "step_seconds",
+    "checkpoint_seconds",
+    "tokens_per_second",
+}
 OF_ONE_RUN = TIMES | {"batch"}  # which names entries, whose ids no other run has
 
 

@@ -54,10 +54,10 @@ class KilledBeforeACheckpoint(Trainer):
 
     goes_on_at = None
 
-    def _save(self, tell=True):
+    def _save(self, **how):
         if self.version == 2:
             raise Killed
-        super()._save(tell)
+        super()._save(**how)
 
 
 class KilledBeforeTheLedgerKnowsACheckpoint(Trainer):
@@ -65,9 +65,9 @@ class KilledBeforeTheLedgerKnowsACheckpoint(Trainer):
 
     goes_on_at = 2
 
-    def _save(self, tell=True):
+    def _settle(self, **how):
         self.ledger.checkpoint = self._die
-        super()._save(tell)
+        super()._settle(**how)
 
     def _die(self, *_):
         raise Killed
@@ -145,10 +145,10 @@ class PublishesMeanwhile(Gated):
 
 
 class SavesMeanwhile(Gated):
-    def _save(self, tell=True):
+    def _save(self, **how):
         if self.version == 2:
             self._until_fetched(2)
-        super()._save(tell)
+        super()._save(**how)
 
 
 @pytest.mark.parametrize("kind", [PublishesMeanwhile, SavesMeanwhile])

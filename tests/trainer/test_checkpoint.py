@@ -1,0 +1,182 @@
+"""Checkpoints are written while the updates go on, and only what is durable counts."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import ports
+from tests.trainer import stuck_disk
+from tests.trainer.ledger import Producer, make_run
+from tests.trainer.runs import Killed, comparable, last_weights, recorded, train, wait_until
+from trainer import checkpoint
+from trainer.loop import Trainer
+
+
+def newest(config):
+    found = checkpoint.newest(config.folder / "checkpoints")
+    return found and int(found.name)
+
+
+def drafts(config):
+    return [path.name.partition("-")[0] for path in (config.folder / "checkpoints").glob(".*.new")]
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Shards are written, but no checkpoint gets its name before this is set."""
+    save, gate = checkpoint.dcp.save, threading.Event()
+
+    def gated(*arguments, **options):
+        save(*arguments, **options)
+        assert gate.wait(60)
+
+    monkeypatch.setattr(checkpoint.dcp, "save", gated)
+    return gate
+
+
+def test_updates_go_on_while_a_checkpoint_is_written_and_the_ledger_learns_of_what_is_durable(
+    client, run, tmp_path, gate
+):
+    seen = {}
+
+    class Looks(Trainer):
+        def _next_batch(self):
+            if self.version in (4, 5):
+                seen[self.version] = newest(config), self.ledger.status()["checkpoint"]
+            if self.version == 4:
+                time.sleep(0.5)
+                gate.set()
+                wait_until(lambda: newest(config) == 3)
+            return super()._next_batch()
+
+    config = make_run(tmp_path, run, total_steps=6, checkpoint_every=3)
+    with Producer(client, config) as producer:
+        train(config, client, kind=Looks)
+    assert seen == {4: (None, 0), 5: (3, 3)}
+    lines = recorded(config)
+    assert [line["checkpoint_seconds"] >= 0.5 for line in lines] == [False] * 5 + [True]
+    assert max(line["wait_seconds"]["checkpoint"] for line in lines) < 0.4
+    assert newest(config) == producer.ledger.status()["checkpoint"] == 6
+
+
+def test_a_checkpoint_waits_for_the_one_before(client, run, tmp_path, gate):
+    class Opens(Trainer):
+        def _save(self, **how):
+            if self.version == 2:
+                assert newest(config) is None
+                threading.Timer(0.5, gate.set).start()
+            super()._save(**how)
+            if self.version == 2:
+                assert newest(config) == self.saved == 1
+
+    config = make_run(tmp_path, run, checkpoint_every=1)
+    with Producer(client, config):
+        train(config, client, kind=Opens)
+    assert recorded(config)[2]["wait_seconds"]["checkpoint"] >= 0.4
+
+
+def test_who_is_asked_to_stop_waits_for_what_is_being_written(client, run, tmp_path, gate):
+    def stop():
+        asked = newest(config) is None and bool(drafts(config))
+        if asked:
+            threading.Timer(0.3, gate.set).start()
+        return asked or gate.is_set()
+
+    config = make_run(tmp_path, run, checkpoint_every=2)
+    with Producer(client, config) as producer:
+        train(config, client, stop=stop)
+    assert newest(config) == producer.ledger.status()["checkpoint"] == 2
+    assert not drafts(config)
+
+
+def test_a_trainer_that_dies_while_a_checkpoint_is_written_goes_on_from_the_one_before(
+    client, run, tmp_path, uninterrupted, monkeypatch
+):
+    save = checkpoint.dcp.save
+
+    def killed(*arguments, checkpoint_id, **options):
+        save(*arguments, checkpoint_id=checkpoint_id, **options)
+        if checkpoint_id.name.startswith(".3-"):
+            raise Killed
+
+    config = make_run(tmp_path, run, checkpoint_every=1)
+    with Producer(client, config):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoint.dcp, "save", killed)
+            train(config, client)
+        assert (newest(config), drafts(config)) == (2, [".3"])
+        train(config, client)
+    assert not drafts(config)
+    assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
+
+
+@contextlib.contextmanager
+def started(config, redis_url, *how):
+    """The trainer's ranks as processes, killed at the end. how: of stuck_disk.py; none: a good disk."""
+    program = [stuck_disk.__file__, *how] if how else ["-m", "trainer"]
+    command = [sys.executable, *program, str(config.folder / "run.toml"), "--redis", redis_url]
+    size = config.trainer.ranks
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(stuck_disk.__file__).parents[2])}
+    environment |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.free()[0])}
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def ended(ranks):
+    """What each rank wrote, and its exit code."""
+    return [(process.communicate(timeout=100)[1], process.returncode) for process in ranks]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigkill_while_a_checkpoint_is_written_costs_no_more_than_the_updates_since_the_one_before(
+    client, redis_url, run, tmp_path, uninterrupted, ranks
+):
+    def uninterrupted_by_two():
+        config = make_run(tmp_path, f"{run}-two", ranks=2)
+        with Producer(client, config), started(config, redis_url) as processes:
+            assert [code for _, code in ended(processes)] == [0, 0]
+        return comparable(recorded(config)), last_weights(config)
+
+    config = make_run(tmp_path, run, ranks=ranks, checkpoint_every=1)
+    with Producer(client, config) as producer:
+        with started(config, redis_url, "1"):
+            # checkpoint 2 is stuck, update 2 is made all the same, checkpoint 3 waits
+            wait_until(lambda: producer.ledger.weights(3))
+            wait_until(lambda: drafts(config) == [".2"])
+        assert newest(config) == 1
+        assert len(recorded(config)) == 3
+        with started(config, redis_url) as processes:
+            assert [code for _, code in ended(processes)] == [0] * ranks
+    assert not drafts(config)
+    expected = uninterrupted if ranks == 1 else uninterrupted_by_two()
+    assert (comparable(recorded(config)), last_weights(config)) == expected
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_ends_all_ranks_with_that_message(client, redis_url, run, tmp_path):
+    config = make_run(tmp_path, run, ranks=2, checkpoint_every=1)
+    with Producer(client, config), started(config, redis_url, "full") as processes:
+        ends = ended(processes)
+    assert [code for _, code in ends] == [1, 1]
+    said = ends[0][0]  # rank 0 speaks for all
+    assert "checkpoints/1 cannot be written" in said and "make room for it" in said
+    assert not any("Traceback" in stderr for stderr, _ in ends)
+    assert newest(config) is None
