@@ -85,13 +85,16 @@ def action_logits(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
         hook.remove()
 
 
-def action_logprobs(model: PreTrainedModel, batch: MicroBatch, temperature: float = 1.0):
+def action_logprobs(
+    model: PreTrainedModel, batch: MicroBatch, temperature: float = 1.0, entropy_gradient: bool = False
+):
     """Log-probs of the action tokens and the entropy at each, as SGLang counts them: of the tempered distribution.
 
-    Returns ([n] float32 nats with gradient, [n] float32 nats without).
+    Returns ([n] float32 nats with gradient, [n] float32 nats; the entropy has a gradient only if that is asked for: it
+    keeps two more [n, V]).
     """
     logprobs = torch.log_softmax(action_logits(model, batch).float() / temperature, dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(-1, batch.targets[:, None]).squeeze(-1), entropy
 

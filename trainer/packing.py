@@ -89,6 +89,13 @@ class MicroBatch:
         tensors = (self.tokens, self.positions, self.sources, self.targets, self.rollout)
         return MicroBatch(*(tensor.to(device) for tensor in tensors), members=self.members, counts=self.counts)
 
+    def without(self, rejected: torch.Tensor) -> "MicroBatch":
+        """The same forward pass with fewer action tokens; rejected: [n] bool."""
+        kept = ~rejected
+        actions = (tensor[kept] for tensor in (self.sources, self.targets, self.rollout))
+        counts = [int(part.sum()) for part in kept.split(self.counts)]
+        return MicroBatch(self.tokens, self.positions, *actions, members=self.members, counts=counts)
+
 
 def pack(rows: Rows, trajectories: Sequence[Trajectory]) -> MicroBatch:
     """The tensors of one micro-batch; no rows: a single idle cell, so that this rank still joins the collectives."""

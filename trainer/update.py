@@ -2,30 +2,32 @@
 
     prepare   rewards, values, L ──estimate──▶ Ã, centred over the whole update
               trajectories ──K minibatches──▶ plan ──▶ pack ──▶ micro-batches of this rank
-    update    each micro-batch ──▶ loss / (ΣL / K), backward      ┐ per minibatch,
+    update    (rejection: log-probs ──▶ fewer action tokens ──estimate──▶ Ã)
+              each micro-batch ──▶ loss / (ΣL / K), backward      ┐ per minibatch,
               clip the global gradient norm ──▶ AdamW             ┘ one step each
+              (reference "ewma": one step after the policy)
 
 Every rank has all trajectories and computes its share; gradients are summed by FSDP2, metrics by `combine`. Nothing
 depends on how the trajectories were packed or shared out.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from advantage import estimate
-from advantage.metrics import actor_center, brier
 from pipeline.config import Config
 from pipeline.errors import HeadraceError
 from pipeline.trajectory import Trajectory
+from trainer.aggregation import Measure, measure_of
+from trainer.batch import Prepared, advantages_of, describe
 from trainer.loss import combine, policy_loss
 from trainer.model import action_logprobs
 from trainer.packing import MicroBatch, pack, plan
 from trainer.ranks import Ranks
+from trainer.reference import follow
+from trainer.rejection import rejected
 
 
 class TrainingFailed(HeadraceError):
@@ -46,27 +48,14 @@ def make_optimizer(model, config: Config) -> torch.optim.AdamW:
     )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The batch of one update, and all of it that the policy does not decide.
-
-    counts       [n] action tokens of each trajectory
-    advantages   [n] float64
-    minibatches  for each optimizer step, this rank's micro-batches
-    """
-
-    trajectories: list[Trajectory]
-    counts: np.ndarray
-    advantages: np.ndarray
-    minibatches: list[list[MicroBatch]]
-
-
 class Updater:
-    """Model and optimizer of one run. `share_rows`: see trainer/model.py."""
+    """Model and optimizer of one run. `share_rows`: see trainer/model.py; `reference`: see trainer/reference.py."""
 
-    def __init__(self, model, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks, share_rows: bool):
+    def __init__(
+        self, model, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks, share_rows: bool, reference=None
+    ):
         self.model, self.optimizer, self.config = model, optimizer, config
-        self.ranks, self.share_rows = ranks, share_rows
+        self.ranks, self.share_rows, self.reference = ranks, share_rows, reference
 
     def prepare(self, trajectories: list[Trajectory]) -> Prepared:
         """Advantages and this rank's packed rows. Any thread may call it, also while another one is in `update`."""
@@ -77,7 +66,9 @@ class Updater:
             self._micro_batches(trajectories, [i for i in everything[k::steps] if counts[i]])
             for k in range(steps)
         ]
-        return Prepared(trajectories, counts, advantages_of(trajectories, counts, self.config), minibatches)
+        final = self.config.loss.rejection == "none"
+        advantages = advantages_of(trajectories, counts, self.config) if final else None
+        return Prepared(trajectories, counts, advantages, minibatches)
 
     def update(self, batch: Prepared, version: int) -> dict[str, float]:
         """Train on one buffer, `minibatches` optimizer steps; version: of the policy before it.
@@ -86,18 +77,35 @@ class Updater:
         Raises TrainingFailed, before the optimizer's step, if a gradient is not finite.
         """
         minibatches = [[micro.to(self.ranks.device) for micro in own] for own in batch.minibatches]
-        tokens = batch.counts.sum() / len(minibatches)  # one divisor for all steps keeps ΣL Ã = 0 the update's measure
         proximal = self._proximal(minibatches)
+        counts, advantages = batch.counts, batch.advantages
+        if advantages is None:
+            minibatches, proximal, counts = self._reject(minibatches, proximal, batch.counts)
+            advantages = advantages_of(batch.trajectories, counts, self.config)
+        measure = measure_of(counts, self.config)
         steps = [
-            self._step(own, prox, batch.advantages, tokens, version)
-            for own, prox in zip(minibatches, proximal, strict=True)
+            self._step(own, prox, advantages, measure, version) for own, prox in zip(minibatches, proximal, strict=True)
         ]
+        if self.reference is not None and self.config.loss.reference == "ewma":
+            follow(self.reference, self.model, self.config.loss.reference_decay)
         metrics = {
             name: max(s[name] for s in steps) if name.endswith("_max") else sum(s[name] for s in steps) / len(steps)
             for name in steps[0]
         }
-        described = describe(batch.trajectories, batch.counts, batch.advantages, version)
+        if self.config.loss.rejection != "none":
+            metrics |= rejection_metrics(batch.counts, counts)
+        described = describe(batch.trajectories, counts, advantages, self.config, version)
         return metrics | described | {"lr": self.config.optimizer.lr}
+
+    @torch.no_grad()
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """[L] float32 nats of each trajectory's action tokens, of the policy as it is now; the same on every rank."""
+        own = {}
+        for micro in self._micro_batches(trajectories, range(len(trajectories))):
+            found = self._logprobs(micro.to(self.ranks.device))[0].cpu()
+            own |= {i: part.numpy() for i, part in zip(micro.members, found.split(micro.counts), strict=True)}
+        everyone = {i: part for rank in self.ranks.gather(own) for i, part in rank.items()}
+        return [everyone[i] for i in range(len(trajectories))]
 
     def _micro_batches(self, trajectories: Sequence[Trajectory], members: Sequence[int]) -> list[MicroBatch]:
         """This rank's share of the trajectories `members`."""
@@ -108,32 +116,37 @@ class Updater:
 
     def _proximal(self, minibatches: list[list[MicroBatch]]) -> list[list[torch.Tensor | None]]:
         """Per micro-batch, [n] log-probs of the policy at the start of the update; None: those of its own forward."""
-        if self.config.loss.proximal == "rollout":
+        settings = self.config.loss
+        if settings.proximal == "rollout":
             return [[micro.rollout for micro in own] for own in minibatches]
-        if len(minibatches) == 1:
+        if len(minibatches) == 1 and settings.rejection == "none":
             return [[None] * len(own) for own in minibatches]
         with torch.no_grad():
             return [[self._logprobs(micro)[0] for micro in own] for own in minibatches]
 
-    def _step(self, own, proximal, advantages: np.ndarray, tokens: float, version: int) -> dict[str, float]:
+    def _reject(self, minibatches: list[list[MicroBatch]], proximal: list[list[torch.Tensor]], counts: np.ndarray):
+        """Minibatches and log-probs without the tokens that trainer and engine disagree about, [n] those left."""
+        settings = self.config.loss
+        fewer, left, own_counts = [], [], {}
+        for own, prox in zip(minibatches, proximal, strict=True):
+            out = [rejected(p, m.rollout, self._counts(m), settings) for m, p in zip(own, prox, strict=True)]
+            fewer.append([micro.without(o) for micro, o in zip(own, out, strict=True)])
+            left.append([p[~o] for p, o in zip(prox, out, strict=True)])
+            own_counts |= {
+                i: count for micro in fewer[-1] for i, count in zip(micro.members, micro.counts, strict=True)
+            }
+        counts = np.zeros_like(counts)
+        for found in self.ranks.gather(own_counts):
+            counts[list(found)] = list(found.values())
+        return fewer, left, counts
+
+    def _step(self, own, proximal, advantages: np.ndarray, measure: Measure, version: int) -> dict[str, float]:
         """One optimizer step over the micro-batches of all ranks, of which `own` are this one's."""
         self.optimizer.zero_grad()
         parts = []
         for micro, prox in zip(own, proximal, strict=True):
-            logprobs, entropy = self._logprobs(micro)
-            prox = logprobs.detach() if prox is None else prox
-            weights = torch.from_numpy(np.repeat(advantages[micro.members], micro.counts)).to(logprobs)
-            loss, metrics = policy_loss(
-                logprobs,
-                prox,
-                micro.rollout,
-                weights,
-                torch.ones_like(logprobs),
-                self.config.loss,
-                tokens,
-            )
+            loss, metrics = self._loss(micro, prox, advantages, measure)
             loss.backward()
-            metrics["entropy"] = entropy.sum() / max(tokens, 1.0)
             parts.append({name: float(value) for name, value in metrics.items()})
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
         norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -151,39 +164,42 @@ class Updater:
         self.optimizer.step()
         return metrics
 
+    def _loss(self, micro: MicroBatch, proximal: torch.Tensor | None, advantages: np.ndarray, measure: Measure):
+        """Loss of one micro-batch and its metrics."""
+        settings, weights, reference = self.config.loss, measure.weights, None
+        if self.reference is not None:
+            with torch.no_grad():
+                reference, _ = action_logprobs(self.reference, micro, self.config.rollout.temperature)
+        logprobs, entropy = self._logprobs(micro)
+        loss, metrics = policy_loss(
+            logprobs,
+            logprobs.detach() if proximal is None else proximal,
+            micro.rollout,
+            torch.from_numpy(np.repeat(advantages[micro.members], micro.counts)).to(logprobs),
+            torch.ones_like(logprobs),
+            settings,
+            measure.tokens,
+            trajectories=measure.trajectories,
+            counts=self._counts(micro),
+            weights=None if weights is None else torch.from_numpy(weights[micro.members]).to(logprobs),
+            reference=reference,
+            entropy=entropy,
+        )
+        metrics["entropy"] = entropy.detach().sum() / max(measure.tokens, 1.0)
+        return loss, metrics
+
+    def _counts(self, micro: MicroBatch) -> torch.Tensor:
+        return torch.tensor(micro.counts, dtype=torch.int64, device=self.ranks.device)
+
     def _logprobs(self, micro: MicroBatch):
-        return action_logprobs(self.model, micro, self.config.rollout.temperature)
+        entropy_gradient = self.config.loss.entropy > 0
+        return action_logprobs(self.model, micro, self.config.rollout.temperature, entropy_gradient)
 
 
-def advantages_of(trajectories: Sequence[Trajectory], counts: np.ndarray, config: Config) -> np.ndarray:
-    """[n] float64: one advantage a trajectory, over the whole batch of the update; counts: [n] action tokens."""
-    return estimate(
-        config.advantage.algorithm,
-        [t.reward for t in trajectories],
-        values=[t.value for t in trajectories],
-        action_tokens=counts,
-        groups=[t.entry for t in trajectories],
-        normalization=config.advantage.normalization,
-    )
-
-
-def describe(trajectories: Sequence[Trajectory], counts: np.ndarray, advantages: np.ndarray, version: int) -> dict:
-    """What the batch was like: rewards, lengths, staleness in updates, calibration of the values."""
-    rewards = np.array([t.reward for t in trajectories])
-    outcomes = [t.outcome for t in trajectories]
-    lengths = [len(t.tokens) for t in trajectories]
-    staleness = Counter(version - t.version for t in trajectories)
+def rejection_metrics(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """Shares of the action tokens, and of the trajectories that had some, which the loss leaves out; counts: [n]."""
+    had = before > 0
     return {
-        "reward": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
-        "success": float(np.mean(outcomes)),
-        "advantage_center": actor_center(advantages, counts),
-        "brier": brier([t.value for t in trajectories], outcomes),
-        "staleness": {str(age): staleness[age] for age in sorted(staleness)},
-        "trajectories": len(trajectories),
-        "action_tokens": int(counts.sum()),
-        "tokens": sum(lengths),
-        "mean_length": float(np.mean(lengths)),
-        # a turn that engines changed in has several segments; who counts turns has them in the metrics
-        "turns": float(np.mean([t.metrics.get("turns", len(t.segments)) for t in trajectories])),
+        "rejected_fraction": float(1 - after.sum() / max(before.sum(), 1)),
+        "rejected_trajectories": float((after[had] == 0).sum() / max(had.sum(), 1)),
     }

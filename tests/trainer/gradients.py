@@ -1,5 +1,6 @@
-"""One update, by however many ranks run this file: `torchrun … gradients.py MODEL OUT BUDGETxMINIBATCHES …`."""
+"""One update, by however many ranks run this file: `torchrun … gradients.py MODEL OUT OPTIONS.json …`."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pipeline.config import Config, Trainer
 from tests.trainer.ledger import trajectory
 from trainer import model as policy
 from trainer.ranks import joined
+from trainer.reference import make_reference
 from trainer.update import Updater, make_optimizer
 
 
@@ -18,34 +20,56 @@ def compute(model: Path, *arguments, **options):
         return compute_on(ranks, model, *arguments, **options)
 
 
+def settings(
+    model: Path,
+    budget: int,
+    minibatches: int = 1,
+    temperature: float = 1.0,
+    dtype: str = "float32",
+    loss: dict | None = None,
+    advantage: dict | None = None,
+) -> Config:
+    config = Config.model_validate(
+        {
+            "run": {"name": "t"},
+            "model": {"path": model, "dtype": dtype},
+            "data": {"tasks": {"chain_sum": {}}},
+            "rollout": {"temperature": temperature},
+            # eps: the first step follows the sign of the gradient, also where it is nothing but rounding
+            "optimizer": {"lr": 1e-3, "max_grad_norm": 1e9, "eps": 1e-4},
+            "loss": loss or {},
+            "advantage": advantage or {},
+        }
+    )
+    # below the context's length, which run.toml may not be: then every trajectory is longer than the budget
+    trainer = config.trainer.model_copy(update={"token_budget": budget, "minibatches": minibatches})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def make_updater(ranks, config: Config, share_rows: bool = True) -> Updater:
+    sharded = policy.shard(policy.load(config.model.path), ranks, config.model.dtype)
+    reference = make_reference(config.model.path, config, ranks)
+    return Updater(sharded, make_optimizer(sharded, config), config, ranks, share_rows, reference)
+
+
 def compute_on(
     ranks,
     model: Path,
     budget: int,
     minibatches: int = 1,
     share_rows: bool = True,
-    temperature: float = 1.0,
-    dtype: str = "float32",
     trajectories=None,
+    updates: int = 1,
+    **options,
 ):
-    """Metrics, the gradient before the last optimizer step and the weights after it: one update, on 13 trajectories."""
-    config = Config.model_validate(
-        {
-            "run": {"name": "t"},
-            "model": {"path": model},
-            "data": {"tasks": {"chain_sum": {}}},
-            "rollout": {"temperature": temperature},
-            "optimizer": {"lr": 1e-3, "max_grad_norm": 1e9},
-        }
-    )
-    # below the context's length, which run.toml may not be: then every trajectory is longer than the budget
-    settings = config.trainer.model_copy(update={"token_budget": budget, "minibatches": minibatches})
-    config = config.model_copy(update={"trainer": settings})
+    """Metrics, the gradient before the last optimizer step and the weights after it: of the last of so many updates,
+    all on the same 13 trajectories; options: see `settings`.
+    """
     trajectories = trajectories or [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
-    sharded = policy.shard(policy.load(model), ranks, dtype)
-    updater = Updater(sharded, make_optimizer(sharded, config), config, ranks, share_rows)
-    metrics = updater.update(updater.prepare(trajectories), version=2)
-    named = dict(sharded.named_parameters())
+    updater = make_updater(ranks, settings(model, budget, minibatches, **options), share_rows)
+    for _ in range(updates):
+        metrics = updater.update(updater.prepare(trajectories), version=2)
+    named = dict(updater.model.named_parameters())
     gradients = {name: p.grad.full_tensor() for name, p in named.items()}
     weights = {name: p.detach().full_tensor() for name, p in named.items()}
     return metrics, gradients, weights
@@ -54,9 +78,8 @@ def compute_on(
 if __name__ == "__main__":
     model, out, *cases = sys.argv[1:]
     with joined(Trainer()) as ranks:
-        for case in cases:
-            budget, minibatches = map(int, case.split("x"))
-            metrics, gradients, weights = compute_on(ranks, Path(model), budget, minibatches)
+        for number, case in enumerate(cases):
+            metrics, gradients, weights = compute_on(ranks, Path(model), **json.loads(case))
             if ranks.first:
                 saved = {"metrics": metrics, "gradients": gradients, "weights": weights}
-                torch.save(saved, Path(out) / f"{case}.pt")
+                torch.save(saved, Path(out) / f"{number}.pt")

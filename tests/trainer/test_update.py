@@ -1,5 +1,7 @@
 """One update is the same however its trajectories are packed and shared out among ranks."""
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +17,26 @@ from pipeline.config import Loss
 from tests.trainer import gradients
 from tests.trainer.ledger import trajectory
 from trainer.update import TrainingFailed, describe
+
+NARROW = {"clip_low": 0.002, "clip_high": 0.002}  # so that one step of the optimizer is enough to be clipped
+VARIANTS = {
+    "GSPO": {
+        "minibatches": 2,
+        "loss": {"ratio": "sequence", "aggregation": "sequence", "dual_clip": math.inf} | NARROW,
+    },
+    "Dr. GRPO": {"minibatches": 2, "loss": {"aggregation": "constant", "proximal": "rollout"}},
+    "weights by sequence": {"minibatches": 3, "loss": {"importance": "sequence", "aggregation": "sequence"}},
+    "tokens rejected": {"minibatches": 2, "loss": {"rejection": "token", "rejection_high": 0.05}},
+    "trajectories rejected": {
+        "loss": {"rejection": "sequence", "rejection_measure": "k1", "rejection_low": -0.05, "rejection_high": 0.05}
+    },
+    "KL to the initial policy": {"updates": 2, "loss": {"kl": 0.5}},
+    "KL to an EWMA, entropy": {
+        "updates": 3,
+        "loss": {"kl": 0.5, "reference": "ewma", "reference_decay": 0.5, "entropy": 0.1, "aggregation": "sequence"},
+    },
+    "overlong": {"advantage": {"overlong_buffer": 2000, "overlong_penalty": 0.5}},
+}
 
 
 def distance(ours, expected):
@@ -71,24 +93,40 @@ def test_packing_changes_nothing(tiny_model, one_rank, budget, share_rows):
     assert distance(found, one_rank[1]) < 1e-5
 
 
+CASES = {
+    "one step": {"budget": 150},
+    "two steps": {"budget": 400, "minibatches": 2},
+    **{f"variant: {name}": {"budget": 150} | options for name, options in VARIANTS.items()},
+}
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tiny_model, tmp_path_factory):
-    """What two gloo ranks found, for each BUDGETxMINIBATCHES."""
-    out, cases = tmp_path_factory.mktemp("two"), ["150x1", "400x2"]
+    """What two gloo ranks found, for each case."""
+    out = tmp_path_factory.mktemp("two")
     launch = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = [gradients.__file__, str(tiny_model), str(out), *cases]
+    arguments = [gradients.__file__, str(tiny_model), str(out), *map(json.dumps, CASES.values())]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gradients.__file__).parents[2])}
     done = subprocess.run(launch + arguments, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {case: torch.load(out / f"{case}.pt") for case in cases}
+    return {case: torch.load(out / f"{number}.pt") for number, case in enumerate(CASES)}
 
 
-@pytest.mark.parametrize("case", ["150x1", "400x2"])
-def test_two_ranks_equal_one(tiny_model, two_ranks, case):
-    metrics, found, weights = gradients.compute(tiny_model, 400, int(case[-1]))
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one_so_no_rank_divides_by_its_own_tokens(tiny_model, two_ranks, case):
+    metrics, found, weights = gradients.compute(tiny_model, **CASES[case] | {"budget": 4096})
     same(two_ranks[case]["metrics"], metrics)
     assert distance(two_ranks[case]["gradients"], found) < 1e-5
     assert distance(two_ranks[case]["weights"], weights) < 1e-5
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("budget", "share_rows"), [(1, True), (4096, False)])
+def test_packing_changes_nothing_in_any_variant_of_the_loss(tiny_model, name, budget, share_rows):
+    metrics, found, _ = gradients.compute(tiny_model, 400, **VARIANTS[name])
+    other, others, _ = gradients.compute(tiny_model, budget, share_rows=share_rows, **VARIANTS[name])
+    same(other, metrics)
+    assert distance(others, found) < 1e-5
 
 
 def test_turns_are_those_that_the_worker_counted(tiny_model):
@@ -96,7 +134,9 @@ def test_turns_are_those_that_the_worker_counted(tiny_model):
     split = two.segments[0]
     segments = [(split.start, 1, "a", 0), (split.start + 1, split.length - 1, "b", 1), two.segments[1]]
     counted = trajectory(1, metrics={"turns": 2}, segments=segments)
-    found = describe([counted, two], np.array([1, 1]), np.array([1.0, -1.0]), version=1)
+    found = describe(
+        [counted, two], np.array([1, 1]), np.array([1.0, -1.0]), gradients.settings(tiny_model, 400), version=1
+    )
     assert found["turns"] == 2
     assert found["advantage_center"] == 0
 

@@ -1,0 +1,37 @@
+"""The policy that loss.kl holds the trained one close to: as it was at version 0, or following slowly.
+
+    initial   θ_ref stays
+    ewma      θ_ref <- d θ_ref + (1 - d) θ      after every update, d = loss.reference_decay
+
+It is sharded like the policy, in float32, and part of every checkpoint.
+"""
+
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from pipeline.config import Config
+from trainer.model import load, shard
+from trainer.ranks import Ranks
+
+
+def make_reference(path: Path, config: Config, ranks: Ranks) -> PreTrainedModel | None:
+    """The model in a Hugging Face folder, without gradients; None if nothing uses it."""
+    if config.loss.kl == 0:
+        return None
+    return shard(load(path).requires_grad_(False), ranks, config.model.dtype)
+
+
+@torch.no_grad()
+def follow(reference: PreTrainedModel, policy: PreTrainedModel, decay: float) -> None:
+    """One step of the EWMA; both sharded alike, so each rank moves its own shard."""
+    for model in (reference, policy):
+        model.reshard()  # after a forward without backward, the outermost parameters are still whole
+    for mine, its in zip(reference.parameters(), policy.parameters(), strict=True):
+        _own(mine).lerp_(_own(its), 1 - decay)
+
+
+def _own(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
