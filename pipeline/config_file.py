@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli_w
+import tomlkit
 from pydantic import BaseModel, ValidationError
 
 from pipeline.config import Config
@@ -44,7 +44,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 def to_toml(config: Config) -> str:
     """The resolved settings; `load` reads them back to an equal Config."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    return tomlkit.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -18,9 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import tomli_w
-
 from pipeline.config import Config
+from pipeline.config_file import to_toml
 from pipeline.coordinator import Coordinator
 from tests.bench.result import Result
 from tests.bench.server import Server
@@ -51,7 +50,7 @@ def measure(server: Server) -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         make_model(Path(folder) / "model", ["12 * 7 = ?"], context=2048)
         settings = _settings(run, Path(folder))
-        (Path(folder) / "run.toml").write_text(tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True)))
+        (Path(folder) / "run.toml").write_text(to_toml(settings))
         engine = _start("tests.bench.episodes", f"{run}:0:{DIGEST[:16]}", stdout=subprocess.PIPE)
         try:
             c = _ledger(server, settings, engine.stdout.readline().strip())

@@ -1,7 +1,6 @@
 """A run's TOML file: what is refused, and in which words."""
 
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -38,11 +37,6 @@ def refusal(path, *overrides) -> str:
     with pytest.raises(ConfigError) as refused:
         load(path, overrides)
     return str(refused.value)
-
-
-@pytest.mark.parametrize("recipe", [p.name for p in files("pipeline").joinpath("recipes").iterdir()])
-def test_every_recipe_is_valid(recipe):
-    load(str(files("pipeline").joinpath("recipes", recipe)))
 
 
 def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(toml):

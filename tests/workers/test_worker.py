@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import redis
-import tomli_w
 
 from pipeline import evals
+from pipeline.config_file import to_toml
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.errors import OtherSettings
@@ -74,7 +74,7 @@ def test_the_program_drains_on_sigterm_and_leaves_nothing_in_flight(
     config = settings(buffers={"max_staleness": 40})
     c = ledger(config, training_problems(config), sglang.url)
     toml = tmp_path / "run.toml"
-    toml.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
+    toml.write_text(to_toml(config))
     command = [sys.executable, "-m", "workers", str(toml), "--name", "w7"]
     with subprocess.Popen(
         command, env=os.environ | {"REDIS_URL": redis_url}, stderr=subprocess.PIPE, text=True
