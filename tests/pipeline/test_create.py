@@ -63,6 +63,7 @@ def test_another_digest_is_another_config_even_with_equal_buffers(client, run):
         ({"rho": NAN}, "rho: expected a number .* found nan"),
         ({"sampler": "best"}, "sampler: expected .* found 'best'"),
         ({"sampler": None}, "sampler: expected str, found None"),
+        ({"evidence": "later"}, 'evidence: expected "event" or "receipt", found \'later\''),
         ({"lease_s": 0}, "lease_s: expected a millisecond at least, found 0"),
         ({"lease_s": 1e-9}, "lease_s: expected a millisecond at least"),
         ({"lease_s": NAN}, "lease_s: expected a number .* found nan"),

@@ -40,9 +40,11 @@ class LedgerMachine(Workers, Trainers, Surroundings):
         finished=st.lists(pick, min_size=1, max_size=6),
         released=st.lists(pick, max_size=2),
         outcomes=outcomes,
+        credited=st.sampled_from([True, True, True, False]),
     )
-    def work_goes_on(self, i, e, engines, finished, released, outcomes):
-        """One engine gets the newest weights, all fill the window, some entries finish, the trainer has its turn."""
+    def work_goes_on(self, i, e, engines, finished, released, outcomes, credited):
+        """One engine gets the newest weights, all fill the window, some entries finish, the trainer has its turn, and may
+        forget to credit."""
         if not self.on_disk:
             self.snapshot()
         self.load(i, e, 0)
@@ -55,6 +57,8 @@ class LedgerMachine(Workers, Trainers, Surroundings):
             if self.model.running():
                 self.release(i, n, "cancelled")
         self.consume(i, 0)
+        if credited and self.model.rules.evidence == "receipt":
+            self.credit_all(i)
         self.publish(i, 0)
 
 

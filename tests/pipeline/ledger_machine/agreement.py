@@ -8,8 +8,18 @@ from pipeline.ledger_types import Reservation
 def agree(found, model):
     """The ledger holds what the model holds, and no key besides."""
     run, rules = found.run, model.rules
-    names = ("version", "head", "event", "oldest", "checkpoint", "consecutive_failures", "consecutive_filtered")
-    numbers = (model.version, model.head, model.event, model.oldest, model.checkpointed, model.failures, model.filtered)
+    names = (
+        "version",
+        "head",
+        "event",
+        "oldest",
+        "checkpoint",
+        "credited",
+        "consecutive_failures",
+        "consecutive_filtered",
+    )
+    numbers = (model.version, model.head, model.event, model.oldest, model.checkpointed, model.credited)
+    numbers += (model.failures, model.filtered)
     assert [int(run[name]) for name in names] == list(numbers), names
     assert (run["trainer"], run["paused"] != "", run["stopped"] != "") == (model.trainer, model.paused, model.stopped)
 

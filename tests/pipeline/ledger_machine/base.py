@@ -1,6 +1,7 @@
 """What all rules stand on: two clients of one run, the wire between, the model beside it, and how a call is judged."""
 
 import itertools
+import random
 
 import redis
 from hypothesis import note
@@ -16,7 +17,8 @@ from tests.pipeline.ledger_machine.agreement import agree, same, written
 from tests.pipeline.ledger_machine.invariants import Contents, check
 from tests.pipeline.ledger_machine.model import Model
 
-REFUSALS = {"FENCED", "MISSING", "NOT_HEAD", "PUBLISH_FIRST", "EARLY", "AHEAD", "PROMPT", "VERSION", "GROUP"}
+REFUSALS = {"FENCED", "MISSING", "NOT_HEAD", "PUBLISH_FIRST", "EARLY", "AHEAD", "UNCREDITED", "NO_EVIDENCE"}
+REFUSALS |= {"PROMPT", "VERSION", "GROUP", "ROLLED_BACK"}
 
 pick = st.integers(0, 999)
 few = st.integers(0, 20)  # one of the last twelve, or none
@@ -39,6 +41,7 @@ def rules(draw):
         "group_launch": launch,
         "publish_every": draw(st.integers(1, min(3, eta + 1))),
         "sampler": draw(st.sampled_from(["uncertainty", "shuffle"])),
+        "evidence": draw(st.sampled_from(["event", "receipt"])),
         "byte_budget": budget * capacity * launch * 4096,
         "max_trajectory_bytes": 4096,
         "max_age_s": draw(st.sampled_from([30, 600])),
@@ -174,6 +177,8 @@ class Machine(RuleBasedStateMachine):
         for _ in range(2 * rules.batch_size + 2):
             fields = c.fields()
             head, now = int(fields["head"]), int(fields["version"])
+            for version in range(int(fields["credited"]), head if rules.evidence == "receipt" else 0):
+                c.credit("last", version, self.credits_of(version, self.batch(c, version)))
             if head >= now + rules.publish_every:
                 c.publish("last", head, "weights", "digest")
                 now = head
@@ -184,9 +189,22 @@ class Machine(RuleBasedStateMachine):
             c.register_engine("last", now)
             r = c.reserve("last", "last")
             assert isinstance(r, Reservation), f"liveness: {r}, {self.d.c.buffers()}"
+            self.known[r.entry] = r
             self.d.finish(r, self.group(), c)
             check(Contents(self.run, self.d.everything()), rules, (0, 0, 0))
         raise AssertionError(f"liveness: {self.d.c.buffers()}")
+
+    def batch(self, c, version):
+        """The entries of a batch that the last trainer has trained, or gets again."""
+        if version < len(self.trained):
+            return self.trained[version]
+        return list(dict.fromkeys(ref.entry for ref in c.consume("last", version).refs))
+
+    def credits_of(self, version, entries):
+        """One for each trajectory; the same whenever this batch is trained."""
+        numbers, members = random.Random(f"{version} {entries}"), self.model.rules.group_size
+        prompts = [self.known[entry].prompt for entry in entries for _ in range(members)]
+        return [(p, numbers.choice([1.0, 0.96, 0.875, 0.5]), numbers.choice([0.0, 0.5, 1.0])) for p in prompts]
 
     def group(self):
         """Outcomes that no filter drops."""

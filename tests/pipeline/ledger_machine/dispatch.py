@@ -63,7 +63,13 @@ class Dispatch(Places):
         return [name for name in idle if not shuffle or self.prompts[name].epoch == epoch]
 
     def value(self, name: str) -> float:
-        """algorithms.md 1: each outcome weighs rho to the number of events since."""
+        """algorithms.md 1: each outcome weighs rho to the number of events since; or 3: what it was credited with, each
+        time fading what was."""
+        if self.rules.evidence == "receipt":
+            credits = [(retention, outcome) for prompt, retention, outcome in self.credits if prompt == name]
+            kept = [math.prod(retention for retention, _ in credits[n:]) for n in range(len(credits) + 1)]
+            alpha = 4 * kept[0] + sum(outcome * k for (_, outcome), k in zip(credits, kept[1:], strict=True))
+            return alpha / (8 * kept[0] + sum(kept[1:]))
         seen = self.prompts[name].seen
         newest = max([event for event, _ in seen], default=0)
         rho = self.rules.rho

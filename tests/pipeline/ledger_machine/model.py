@@ -6,7 +6,7 @@ code.
 
 import math
 
-from pipeline.coordinator import Published, Replayed
+from pipeline.coordinator import Credited, Published, Replayed
 from pipeline.ledger_types import Joined
 from tests.pipeline.ledger_machine.dispatch import Dispatch
 
@@ -22,6 +22,9 @@ class Model(Dispatch):
             return "FENCED"
         if checkpoint < self.oldest:
             return "MISSING"
+        if self.rules.evidence == "receipt":
+            remembered = checkpoint - self.rules.max_staleness - 2 if self.trainer else checkpoint
+            self.credited = max(self.credited, remembered)
         behind = checkpoint > self.head
         released = self.running() if behind else []
         for entry in released:
@@ -41,7 +44,7 @@ class Model(Dispatch):
             entry.state = "RELEASED"
         self.forget_workers()
         self.settle()
-        return Joined(self.version, self.head, self.event, len(dropped), len(released))
+        return Joined(self.version, self.head, self.event, len(dropped), len(released), self.credited)
 
     def forget(self, below: int) -> None:
         """Buffers below go, with their entries."""
@@ -74,12 +77,31 @@ class Model(Dispatch):
             self.settle()
         return [e.name for e in self.members(version)]
 
+    def credit(self, trainer: str, version: int, credits: list[tuple[str, float, float]]):
+        if trainer != self.trainer:
+            return "FENCED"
+        if self.rules.evidence != "receipt":
+            return "NO_EVIDENCE"
+        if version < self.credited:
+            return Replayed()
+        if version >= self.head:
+            return "AHEAD"
+        if version > self.credited:
+            return "UNCREDITED"
+        if any(prompt not in self.prompts for prompt, _, _ in credits):
+            return "PROMPT"
+        self.credited += 1
+        self.credits += credits
+        return Credited()
+
     def publish(self, trainer: str, version: int):
         if trainer != self.trainer:
             return "FENCED"
         if version > self.version:
             if version != self.head or version != self.version + self.rules.publish_every:
                 return "EARLY"
+            if self.rules.evidence == "receipt" and self.credited < version:
+                return "UNCREDITED"
             self.version, self.event = version, self.event + 1
         elif version < self.version or version in self.published:
             return Replayed()

@@ -51,6 +51,7 @@ class Places:
     def __init__(self, settings: dict, prompts: list[str]):
         self.rules = Settings.read(settings)
         self.version = self.head = self.event = self.oldest = self.checkpointed = self.joined = 0
+        self.credited, self.credits = 0, []  # of evidence "receipt": (prompt, retention, outcome), in order
         self.entries: dict[str, Entry] = {}
         self.prompts = {name: Prompt() for name in prompts}
         self.engines: dict[str, tuple[int, int]] = {}  # those that are ready -> version, its event

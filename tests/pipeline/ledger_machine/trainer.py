@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from pipeline import keys
-from pipeline.coordinator import Published, Replayed
+from pipeline.coordinator import Credited, Published, Replayed
 from tests.pipeline.ledger_machine.base import REFUSALS, Machine, either, few, pick, some
 
 
@@ -54,15 +54,37 @@ class Trainers(Machine):
     def publish(self, i, back):
         version = max(len(self.trained) - back, 0)
 
-        def again(answer):
-            return Replayed() if isinstance(answer, Published) else answer
-
         self.call(
             i,
             lambda c: c.publish(self.trainer, version, f"weights/{version}-{self.trainer}", "digest"),
-            lambda _: self.model.publish(self.trainer, version),
-            again,
+            lambda _: self.or_rolled_back(i, self.model.publish(self.trainer, version)),
+            replayed,
         )
+
+    @rule(i=either, back=st.sampled_from([0, 0, 0, 0, 1, -1]), stray=st.sampled_from([False, False, False, True]))
+    def credit(self, i, back, stray):
+        """The next update that is not credited, an older one again, or one too early; perhaps with a stray prompt."""
+        version = max(self.model.credited - back, 0)
+        if len(self.trained) <= version < self.model.head:
+            return  # it has not trained this batch, or not yet again
+        credits = self.credits_of(version, self.trained[version]) if version < len(self.trained) else []
+        credits += [("nobody", 0.5, 0.5)] * stray
+        self.call(
+            i,
+            lambda c: c.credit(self.trainer, version, credits),
+            lambda _: self.or_rolled_back(i, self.model.credit(self.trainer, version, credits)),
+            replayed,
+        )
+
+    def credit_all(self, i):
+        for _ in range(self.model.credited, len(self.trained)):
+            self.credit(i, 0, False)
+
+    def or_rolled_back(self, i, answer):
+        """A client that saw a credit which the ledger lacks says so, where the credit is missed."""
+        seen = self.clients[i]._credited
+        lost = answer == "UNCREDITED" and (self.model.joined, self.model.credited) < seen
+        return "ROLLED_BACK" if lost else answer
 
     @rule(i=either, back=st.integers(0, 2))
     def checkpoint(self, i, back):
@@ -98,15 +120,20 @@ class Trainers(Machine):
         self.trainers.append(trainer)
         self.durable = {version} | {v for v in self.durable if v < version}
 
-    @rule(i=either, n=pick, what=st.sampled_from(["consume", "publish", "checkpoint", "join"]))
+    @rule(i=either, n=pick, what=st.sampled_from(["consume", "credit", "publish", "checkpoint", "join"]))
     def an_old_trainer_comes_back(self, i, n, what):
         trainer, head = some(self.trainers, n), self.model.head
         if trainer == self.model.trainer or (what == "join" and trainer not in self.model.trainers):
             return
         calls = {
             "consume": lambda c: c.consume(trainer, head),
+            "credit": lambda c: c.credit(trainer, head, []),
             "publish": lambda c: c.publish(trainer, head, "weights", ""),
             "checkpoint": lambda c: c.checkpoint(trainer, head),
             "join": lambda c: c.join(trainer, head),
         }
         self.call(i, calls[what], lambda _: "FENCED", behind=None if what != "join" else False)
+
+
+def replayed(answer):
+    return Replayed() if isinstance(answer, Credited | Published) else answer
