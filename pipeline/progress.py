@@ -13,13 +13,12 @@ import socket
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from pipeline import jsonl, keys
+from pipeline import keys
 
 EXPIRE_S = 30  # a process that is silent for longer, and did not say that it would be, is not shown
 REFRESH_S = 0.5  # at most this often; a change between working and waiting is shown sooner
@@ -90,12 +89,10 @@ def read_processes(client: Redis, run: str) -> list[dict[str, Any]]:
     ]
 
 
-def record_metrics(client: Redis, run: str, metrics: dict[str, Any], file: Path) -> None:
-    """Add one update's metrics to the stream that the live display reads, then to the file."""
-    # the file is last: a call that is repeated because Redis was away adds one line
+def record_metrics(client: Redis, run: str, metrics: dict[str, Any]) -> None:
+    """Add one update's metrics to the stream that the live display reads."""
     with suppress(OutOfMemoryError):
         client.xadd(keys.metrics(run), {"json": json.dumps(metrics)}, maxlen=MAX_METRICS, approximate=True)
-    jsonl.append(file, metrics)
 
 
 def read_metrics(client: Redis, run: str, after: str = "0-0") -> tuple[list[dict[str, Any]], str]:

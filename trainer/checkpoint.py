@@ -1,7 +1,8 @@
 """Checkpoints: from one of these the run goes on exactly as if it had never stopped.
 
-    checkpoints/30/   *.distcp  model and optimizer, each rank its shard (torch.distributed.checkpoint)
-                      state.json  version, the entries of the last batches, probe tokens
+    checkpoints/30/   *.distcp      model, optimizer and reference, each rank its shard (torch.distributed.checkpoint)
+                      state.json    version, the entries of the last batches, probe tokens, credits
+                      previous.bin  each prompt's last trajectory, with advantage.evidence = "receipt"
 
     the loop   update 29 ─▶ stage ─▶ update 30 ─▶ update 31 ─▶ settle: durable on every rank, so the ledger is told
     a thread                  └─▶ write ─▶ fsync ─▶ rename ──────┘
@@ -24,13 +25,21 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
+from pipeline import trajectory_file
 from pipeline.errors import HeadraceError
+from pipeline.trajectory import Trajectory
 from trainer.publish import sync
 from trainer.ranks import Ranks
+from trainer.update import Updater
 
-STATE = "state.json"
+STATE, PREVIOUS = "state.json", "previous.bin"
 KEPT = 2
 
 
@@ -55,6 +64,10 @@ def read_state(path: Path) -> dict[str, Any]:
     return json.loads((path / STATE).read_text())
 
 
+def read_previous(path: Path) -> list[Trajectory]:
+    return trajectory_file.read(path / PREVIOUS)
+
+
 class Writer:
     """Writes checkpoints into `folder`, one at a time. Every rank has one and makes the same calls; its thread ends,
     with what it writes, when it is left as a context."""
@@ -67,12 +80,12 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Written] | None = None
 
-    def begin(self, version: int, model, optimizer, state: dict[str, Any]) -> None:
-        """Stage checkpoint `version` and have it written; the one before must be settled."""
+    def begin(self, updater: Updater, state: dict[str, Any], previous: list[Trajectory] | None = None) -> None:
+        """Stage checkpoint state["version"] and have it written; the one before must be settled."""
         # What one rank sees on its disk must not decide whether it joins the others' collectives.
-        draft = self._ranks.on_first(lambda: self._draft(version))
-        staged = self._stager.stage(_tensors(model, optimizer)) if draft else None
-        self._pending = self._thread.submit(self._write, version, draft, staged, state)
+        draft = self._ranks.on_first(lambda: self._draft(state["version"]))
+        staged = self._stager.stage(_tensors(updater)) if draft else None
+        self._pending = self._thread.submit(self._write, draft, staged, state, previous)
 
     def settle(self, wait: bool) -> Written | None:
         """The checkpoint that has become durable since the last call, on all ranks or on none; wait: until it has.
@@ -94,13 +107,13 @@ class Writer:
         draft.mkdir(parents=True)
         return draft
 
-    def _write(self, version: int, draft: Path | None, staged: dict[str, Any] | None, state: dict[str, Any]) -> Written:
-        began = time.monotonic()
+    def _write(self, draft: Path | None, staged: dict[str, Any] | None, state: dict[str, Any], previous) -> Written:
+        version, began = state["version"], time.monotonic()
         try:
             if draft is not None:
                 dcp.save(staged, checkpoint_id=draft, process_group=self._group)
                 if self._ranks.first:
-                    self._finish(version, draft, state)
+                    self._finish(draft, state, previous)
         except (CheckpointException, OSError) as error:
             raise CheckpointError(
                 f"checkpoint {self._folder / str(version)} cannot be written ({_reason(error)}): make room for it, "
@@ -108,14 +121,16 @@ class Writer:
             ) from None
         return Written(version, time.monotonic() - began)
 
-    def _finish(self, version: int, draft: Path, state: dict[str, Any]) -> None:
+    def _finish(self, draft: Path, state: dict[str, Any], previous: list[Trajectory] | None) -> None:
         """All ranks have written their shards: the checkpoint gets its name, and all but the newest two go."""
+        if previous is not None:
+            trajectory_file.write(draft / PREVIOUS, previous)
         (draft / STATE).write_text(json.dumps(state))
         for path in draft.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync(draft)
-        draft.rename(self._folder / str(version))
+        draft.rename(self._folder / str(state["version"]))
         sync(self._folder)
         for old in sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())[:-KEPT]:
             shutil.rmtree(self._folder / str(old))
@@ -128,9 +143,9 @@ class Writer:
         self._stager.close()
 
 
-def load(path: Path, model, optimizer) -> None:
-    """Fill model and optimizer from a checkpoint; the number of ranks may differ from the one that wrote it."""
-    tensors = _tensors(model, optimizer)
+def load(path: Path, updater: Updater) -> None:
+    """Fill model, optimizer and reference from a checkpoint; more or fewer ranks may have written it."""
+    tensors = _tensors(updater)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="torch")
@@ -140,12 +155,18 @@ def load(path: Path, model, optimizer) -> None:
             f"checkpoint {path} cannot be read ({_reason(error)}); "
             "move that folder away and the run resumes from the one before it"
         ) from error
-    set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+    policy, optimizer = tensors["model"], tensors["optimizer"]
+    set_state_dict(updater.model, updater.optimizer, model_state_dict=policy, optim_state_dict=optimizer)
+    if updater.reference is not None:
+        set_model_state_dict(updater.reference, tensors["reference"])
 
 
-def _tensors(model, optimizer) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state}
+def _tensors(updater: Updater) -> dict[str, Any]:
+    policy, optimizer = get_state_dict(updater.model, updater.optimizer)
+    tensors = {"model": policy, "optimizer": optimizer}
+    if updater.reference is not None:
+        tensors["reference"] = get_model_state_dict(updater.reference)
+    return tensors
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """The training loop: buffers in, versions out, in an order that survives a kill at any point.
 
     join(checkpoint c) ─▶ publish c, if the ledger lacks it
-      └▶ for v = c, c+1, …:  wait for buffer v READY ─▶ consume ─▶ take ─▶ update v ─▶ metrics.jsonl
+      └▶ for v = c, c+1, …:  wait for buffer v READY ─▶ consume ─▶ take ─▶ update v ─▶ trained/v.bin ─▶ metrics.jsonl
+                             ─▶ credit v, with evidence "receipt": trainer/receipts.py
                              ─▶ every P: weights v+1, durable, then published
                              ─▶ every k: checkpoint v+1, staged; told to the ledger after a later update, once durable
 
@@ -23,18 +24,21 @@ from typing import Any
 
 import redis
 
+from pipeline import trajectory_file
 from pipeline.config import Config
 from pipeline.coordinator import Batch, Coordinator
 from pipeline.errors import RolledBack, UnknownRun
 from pipeline.progress import Progress
 from pipeline.redis_server import RedisFailed, patient
 from pipeline.weights import MANIFEST, read_manifest
-from trainer import checkpoint, model
+from trainer import checkpoint
+from trainer.batch import Prepared
 from trainer.prefetch import Prefetch
-from trainer.publish import remove_drafts, write_weights
+from trainer.publish import write_weights
 from trainer.ranks import Ranks
 from trainer.record import Record
-from trainer.update import TrainingFailed, Updater, make_optimizer
+from trainer.resume import resume
+from trainer.update import TrainingFailed
 
 LOOK_S = 0.05  # between two looks at the ledger; its bell rings for every single entry
 STATUS_S = 0.5  # between two looks at why it is not READY
@@ -50,8 +54,7 @@ class Trainer:
         self.ledger = Coordinator(client, config.run.name)
         self.progress = Progress(client, config.run.name, "trainer", "trainer")
         self.incarnation = ranks.broadcast(uuid.uuid4().hex[:8])
-        self.checkpoints = config.folder / "checkpoints"
-        self.writer = checkpoint.Writer(self.checkpoints, ranks)
+        self.writer = checkpoint.Writer(config.folder / "checkpoints", ranks)
         self.record = Record(client, config.run.name, config.folder / "metrics.jsonl")
 
     def run(self) -> None:
@@ -73,26 +76,7 @@ class Trainer:
     # -- start and resume ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """The policy of the newest checkpoint, or else version 0."""
-        config = self.config
-
-        def look() -> tuple:
-            remove_drafts(self.checkpoints)
-            remove_drafts(config.folder / "weights")
-            if found := checkpoint.newest(self.checkpoints):
-                return found, checkpoint.read_state(found)
-            probe = list(read_manifest(config.folder / "weights" / "0").probe_tokens)
-            return None, {"version": 0, "recent": [], "probe": probe}
-
-        found, state = self._on_first(look)
-        # A checkpoint fills the weights in; version 0 may have been deleted by then.
-        policy = model.load(config.model_path if found else config.folder / "weights" / "0")
-        share_rows = model.shares_rows(policy, policy.device)
-        policy = model.shard(policy, self.ranks, config.model.dtype)
-        optimizer = make_optimizer(policy, config)
-        self.updater = Updater(policy, optimizer, config, self.ranks, share_rows)
-        if found:
-            checkpoint.load(found, policy, optimizer)
+        self.updater, self.receipts, state = resume(self.config, self.ranks)
         self.version, self.recent, self.probe = state["version"], state["recent"], state["probe"]
         self.begun = self.saved = self.version
         self._on_first(lambda: self.record.forget(self.version))
@@ -104,7 +88,8 @@ class Trainer:
             return False
         entries = [entry for batch in self.recent for entry in batch]
         joined = self._on_first(lambda: self.ledger.join(self.incarnation, self.version, entries))
-        self.published = joined.version
+        self.published, self.credited = joined.version, joined.credited
+        self._credit()
         if self.version == self.published and not self._on_first(lambda: self.ledger.weights(self.version) is not None):
             self._publish()
         self._publish_if_due()
@@ -126,13 +111,13 @@ class Trainer:
         self.prefetch.look_for(self.version + 1)
         self._busy(update=f"{self.version} on {len(batch.refs)} trajectories")
         with self.record.timed("update"):
-            metrics = self.updater.update(prepared, self.version)
-        entries = list(dict.fromkeys(ref.entry for ref in batch.refs))
-        line = self.ranks.on_first(lambda: self.record.write(self.version, entries, metrics))
-        self.version += 1
+            metrics = (self.receipts or self.updater).update(prepared, self.version)
+        done, entries = self.version, list(dict.fromkeys(ref.entry for ref in batch.refs))
+        self.version, self.recent = done + 1, [*self.recent, entries][-self.config.buffers.max_staleness - 2 :]
+        self.ranks.on_first(lambda: self._archive(done, prepared))
+        line = self.ranks.on_first(lambda: self.record.write(done, entries, metrics))
         self._on_first(lambda: self.progress.working(version=self.version, tokens_s=line["tokens_per_second"]))
-        keep = self.config.buffers.max_staleness + 2
-        self.recent = [*self.recent, entries][-keep:]
+        self._credit()
         self._publish_if_due()
         if self.version % self.config.trainer.checkpoint_every == 0:
             self._save()
@@ -176,6 +161,23 @@ class Trainer:
 
     # -- what outlives this process -----------------------------------------------------------------------------------
 
+    def _archive(self, version: int, batch: Prepared) -> None:
+        if self.config.trainer.archive:
+            folder = self.config.folder / "trained"
+            folder.mkdir(exist_ok=True)
+            trajectory_file.write(folder / f"{version}.bin", batch.trajectories)
+
+    def _credit(self) -> None:
+        """What was trained becomes evidence, in the order of its updates."""
+
+        def tell() -> None:
+            for version in range(self.credited, self.version):
+                self.ledger.credit(self.incarnation, version, self.receipts.of(version))
+
+        if self.receipts:
+            self._on_first(tell)
+            self.credited = max(self.credited, self.version)
+
     def _save(self, wait: bool = False, tell: bool = True) -> None:
         """Begin a checkpoint of `version`, unless there is one, once the one before is durable. wait: until this one is
         too. tell: the ledger."""
@@ -183,7 +185,10 @@ class Trainer:
             self._settle(wait=True, tell=tell)
             with self.record.timed("checkpoint"):
                 state = {"version": self.version, "recent": self.recent, "probe": self.probe}
-                self.writer.begin(self.version, self.updater.model, self.updater.optimizer, state)
+                previous = None
+                if self.receipts:
+                    state["credits"], previous = self.receipts.credits, self.receipts.previous
+                self.writer.begin(self.updater, state, previous)
             self.begun = self.version
         if wait:
             self._settle(wait=True, tell=tell)

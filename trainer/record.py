@@ -81,5 +81,6 @@ class Record:
             "tokens_per_second": round(metrics["tokens"] / spent.total(), 1),
         }
         self.checkpoint_seconds = 0.0
-        patient(lambda: record_metrics(self.client, self.run, line, self.file))
+        jsonl.append(self.file, line)  # first: should Redis stay away, the next checkpoint has this update all the same
+        patient(lambda: record_metrics(self.client, self.run, line))
         return line

@@ -105,7 +105,7 @@ def test_a_sparkline_keeps_its_scale():
     assert histogram({"2": 1, "10": 1}) == "2: 50%  10: 50%"
 
 
-def test_everything_shown_is_read_from_redis(client, run, tmp_path, capsys):
+def test_everything_shown_is_read_from_redis(client, run, capsys):
     from pipeline.coordinator import Coordinator
 
     display = Display(Snapshots(client, run, total_steps=9), terminal=False)
@@ -113,7 +113,7 @@ def test_everything_shown_is_read_from_redis(client, run, tmp_path, capsys):
     assert capsys.readouterr().out == "", "a ledger that is not there yet is no error"
     Coordinator.create(client, run, {"batch_size": 4, "digest": "abc"})
     Progress(client, run, "trainer", "trainer").waiting("buffer 0: 0 of 4 occupied")
-    record_metrics(client, run, {"version": 0, "reward": 0.25, "staleness": {"0": 4}}, tmp_path / "metrics.jsonl")
+    record_metrics(client, run, {"version": 0, "reward": 0.25, "staleness": {"0": 4}})
     display.refresh(now=True)
     out = capsys.readouterr().out
     assert "update 0/9 · reward 0.25 · staleness 0: 100%" in out

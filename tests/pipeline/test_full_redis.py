@@ -5,11 +5,11 @@ import pytest
 import redis
 from redis.exceptions import OutOfMemoryError
 
-from pipeline import jsonl, keys, memory
+from pipeline import keys, memory
 from pipeline.coordinator import Coordinator, Filtered, Placed, Refused
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
-from pipeline.progress import Progress, read_processes, record_metrics
+from pipeline.progress import Progress, read_metrics, read_processes, record_metrics
 from pipeline.redis_server import RedisServer
 from tests.fixtures_ledger import TRAINER, WORKER, Driver, trajectory
 
@@ -156,13 +156,13 @@ def test_a_join_goes_on(d):
     assert d.stored_payloads() == set()
 
 
-def test_what_is_only_for_display_is_left_out(d, tmp_path):
+def test_what_is_only_for_display_is_left_out(d):
     process = Progress(d.client, d.run, "trainer", "trainer")
     process.working(step=1)
     fill_redis(d)
     Progress(d.client, d.run, "worker", "worker").waiting("memory")
-    record_metrics(d.client, d.run, {"version": 3}, tmp_path / "metrics.jsonl")
-    assert [line["version"] for line in jsonl.read(tmp_path / "metrics.jsonl")] == [3]
+    record_metrics(d.client, d.run, {"version": 3})
+    assert read_metrics(d.client, d.run)[0] == []
     assert [line["name"] for line in read_processes(d.client, d.run)] == ["trainer"]
     process.done()
     assert not d.client.exists(keys.process(d.run, "trainer"))

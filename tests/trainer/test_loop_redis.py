@@ -11,7 +11,7 @@ from pipeline import weights
 from pipeline.redis_server import RedisFailed, RedisServer, connect, patient
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, last_weights, recorded, train
-from trainer import checkpoint, loop
+from trainer import checkpoint, loop, record
 from trainer.loop import Trainer
 
 
@@ -113,6 +113,30 @@ def test_a_redis_that_stays_away_costs_no_update(run, tmp_path, monkeypatch):
     with impatient(RedisGoes.server.url) as client, Producer(client, config), pytest.raises(RedisFailed):
         train(config, client, kind=RedisGoes)
     assert checkpoint.newest(config.folder / "checkpoints").name == "2"
+
+
+def test_a_redis_that_goes_while_an_update_is_made_costs_no_update(run, tmp_path, uninterrupted, monkeypatch):
+    class GoesMeanwhile(Trainer):
+        def _start(self):
+            super()._start()
+            self.write, self.record.write = self.record.write, self._write
+
+        def _write(self, version, *arguments):
+            if version == 2:
+                server.stop()
+            return self.write(version, *arguments)
+
+    server = RedisServer.start(tmp_path / "redis")
+    config = make_run(tmp_path, run, checkpoint_every=100)
+    with impatient(server.url) as client, Producer(client, config):
+        with monkeypatch.context() as patch, pytest.raises(RedisFailed):
+            patch.setattr(record, "patient", functools.partial(patient, away_s=0.2))
+            train(config, client, kind=GoesMeanwhile)
+        assert checkpoint.newest(config.folder / "checkpoints").name == "3"
+        server = RedisServer.start(server.folder)
+        train(config, client)
+    server.stop()
+    assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
 
 
 def test_memory_full_of_batches_that_were_trained_on_is_freed_by_a_checkpoint(client, run, tmp_path):
