@@ -48,7 +48,12 @@ def judge(
     history, losses = whole_history(lines)
     findings.notes += losses
     max_age_s, lease_s = config.buffers.max_age_s, config.buffers.lease_s
-    replay = Replay(findings=findings, max_age_ms=round(1000 * max_age_s), lease_ms=round(1000 * lease_s))
+    replay = Replay(
+        findings=findings,
+        max_age_ms=round(1000 * max_age_s),
+        lease_ms=round(1000 * lease_s),
+        receipt=config.advantage.evidence == "receipt",
+    )
     for event in history:
         replay.apply(event)
     if found:
@@ -64,5 +69,8 @@ def _check_the_end(config: Config, said: Trained, findings: Findings, replay: Re
         findings.notes.append(f"the run has stopped itself: {replay.stopped}")
     if said.finished:
         findings.expect("liveness", version == total, f"finished at version {version}, not {total}")
+        if replay.receipt:
+            what = f"finished with credits of {replay.credited} updates, not {total}"
+            findings.expect("credited", replay.credited == total, what)
     else:
         findings.notes.append(f"the run is at version {version} of {total}: it has not finished")

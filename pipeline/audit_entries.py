@@ -36,6 +36,7 @@ class Rules:
     batch_size: int  # [B]
     buffer_capacity: int  # [B']
     publish_every: int  # [P]
+    group_size: int  # [N]
 
 
 @dataclass

@@ -6,7 +6,8 @@ expect(name, true, otherwise, …) ─▶ checked[name] + 1, and a Violation unl
 from collections import Counter
 from dataclasses import dataclass, field
 
-# protocol.md's, and of the trainer: each update was made from the batch that the ledger handed out
+# protocol.md's, and of the trainer: each update was made from the batch that the ledger handed out, and (evidence
+# "receipt") credited once, in order, before its policy was out
 INVARIANTS = (
     "bound",
     "capacity",
@@ -18,6 +19,7 @@ INVARIANTS = (
     "monotone",
     "liveness",
     "trained",
+    "credited",
 )
 
 

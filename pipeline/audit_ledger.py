@@ -57,6 +57,12 @@ def compare(found: Snapshot, replay: Replay, findings: Findings) -> None:
     for name in ("version", "head", "event"):
         here, there = getattr(replay, name), int(found.fields[name])
         findings.expect("monotone", here == there, f"the events lead to {name} {here}, the ledger is at {there}")
+    if replay.receipt:
+        same = replay.credited == int(found.fields["credited"])
+        what = (
+            f"the events lead to credits below {replay.credited}, the ledger has those below {found.fields['credited']}"
+        )
+        findings.expect("credited", same, what)
     for entry in sorted(found.reserved | replay.in_flight.keys()):
         same = (entry in found.reserved) == (entry in replay.in_flight)
         findings.expect("conservation", same, "in flight in the ledger or in its events, and not in both", entry)

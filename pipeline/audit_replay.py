@@ -3,9 +3,11 @@
     events.jsonl ─▶ whole_history ─▶ Replay.apply(event), one after the other ─▶ Findings
                     without what Redis lost
 
-audit_entries.py follows the entries; here is the run: version, head, what is kept, and what holds after every event.
+audit_entries.py follows the entries; here is the run: version, head, what is credited and kept, and what holds after
+every event.
 """
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,9 +24,12 @@ REAPED_LATE_MS = 60_000  # an entry's maximum age is enforced by a process that 
 class Replay(Entries):
     max_age_ms: int  # of the run's settings
     lease_ms: int
+    receipt: bool  # evidence: what the trainer credits
     event: int = 0  # publications
+    credited: int = 0  # first version not credited
     oldest: int = 0
     stopped: str = ""
+    _joined: bool = False  # has any trainer?
     _ms: int = 0
     _overdue: set[str] = field(default_factory=set)
 
@@ -57,7 +62,8 @@ class Replay(Entries):
     def on_created(self, event: dict[str, Any]) -> None:
         """Also again: Redis was replaced, and nothing of before is known any more."""
         self.rules = Rules(*(int(event[name]) for name in Rules.__dataclass_fields__))
-        self.version = self.head = self.event = self.oldest = 0
+        self.version = self.head = self.event = self.oldest = self.credited = 0
+        self._joined = False
         self.forget_all()
 
     def on_joined(self, event: dict[str, Any]) -> None:
@@ -74,6 +80,31 @@ class Replay(Entries):
         for name, expected in (("head", self.head), ("version", self.version)):
             found = int(event[name])
             self.expect("monotone", found == expected, f"a Join at {checkpoint} leaves {name} {found}, not {expected}")
+        if self.receipt:
+            self._go_on_crediting(checkpoint, int(event["credited"]))
+        self._joined = True
+
+    def _go_on_crediting(self, checkpoint: int, found: int) -> None:
+        """A trainer remembers the credits of its last η + 2 updates, and a Redis that was replaced none at all."""
+        remembered = checkpoint - self.rules.max_staleness - 2 if self._joined else checkpoint
+        expected = max(self.credited, remembered)
+        self.expect("credited", found == expected, f"a Join at {checkpoint} goes on with {found}, not {expected}")
+        if expected > self.credited:
+            self.findings.notes.append(
+                f"the evidence of updates {self.credited} to {expected - 1} is gone with what Redis lost"
+            )
+        self.credited = found
+
+    def on_credited(self, event: dict[str, Any]) -> None:
+        version, prompts, turn = int(event["version"]), json.loads(event["prompts"]), self.credited
+        self.expect("credited", version == turn, f"credited where {turn} should be", buffer=version)
+        self.expect("credited", version < self.head, "credited before its batch was consumed", buffer=version)
+        if batch := self.consumed.get(version):  # else Redis lost it, or a checkpoint covers it
+            trained = [
+                self.entries[id].prompt for id in batch if id in self.entries for _ in range(self.rules.group_size)
+            ]
+            self.expect("credited", prompts == trained, "not the prompts of its batch, in its order", buffer=version)
+        self.credited = max(version + 1, turn)
 
     def on_published(self, event: dict[str, Any]) -> None:
         version, found = int(event["version"]), int(event["event"])
@@ -83,6 +114,9 @@ class Replay(Entries):
             newer = self.expect("monotone", version > self.version, f"version {version} after {self.version}")
             if newer:
                 self.expect("order", version == self.head, f"version {version} is out before batch {version - 1}")
+            if self.receipt:
+                short = f"version {version} is out, and only updates below {self.credited} are credited"
+                self.expect("credited", version <= self.credited, short)
             self.version = version if newer else self.head
             expected = self.event = self.event + 1
         self.expect("monotone", found == expected, f"version {version} is event {found}, not {expected}")

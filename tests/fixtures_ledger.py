@@ -53,11 +53,18 @@ class Driver:
             self.finish(r, outcome)
 
     def update(self):
-        """One synchronous update: fill, consume, publish, reload the engine."""
+        """One synchronous update: fill, consume, credit where evidence is "receipt", publish, reload the engine."""
         self.fill_head()
         batch = self.c.consume(TRAINER, self.head)
+        if self.c.fields()["evidence"] == "receipt":
+            self.credit(batch)
         self.publish()
         return batch
+
+    def credit(self, batch):
+        """All its prompts were solved."""
+        prompts = [self.entry(ref.entry)["prompt"] for ref in batch.refs]
+        return self.c.credit(TRAINER, batch.version, [(prompt, 0.9, 1.0) for prompt in prompts])
 
     def publish(self):
         version = self.head

@@ -27,7 +27,10 @@ tasks.chain_sum = {{ min_terms = 2 }}
 [buffers]
 batch_size = 2
 max_staleness = 1
+[advantage]
+evidence = "receipt"
 """
+SETTINGS = {"batch_size": 2, "max_staleness": 1, "evidence": "receipt"}
 
 
 def new_config(folder: Path, name: str):
@@ -43,14 +46,14 @@ def drive(d: Driver) -> None:
     d.c.release(a.entry, "failed")
     d.finish(b)
     d.finish(c, outcome=0.0)
-    d.c.consume(TRAINER, 0)
+    d.credit(d.c.consume(TRAINER, 0))
     d.publish()
     d.finish(d.reserve())
     d.finish(late := d.reserve())
     assert d.entry(late.entry)["buffer"] == "2", "the straggler's place is kept"
     d.c.release(straggler.entry, "retry")
     assert d.entry(late.entry)["buffer"] == "1", "pulled forward"
-    d.c.consume(TRAINER, 1)
+    d.credit(d.c.consume(TRAINER, 1))
     d.c.checkpoint(TRAINER, 2)
     d.publish()
     d.update()
@@ -78,7 +81,7 @@ def write_archive(config, lines, end=""):
 def a_clean_run(folder: Path):
     """(config, lines of the archive), by fakeredis; the folder is all that is left of it."""
     with fakeredis.FakeRedis() as client:
-        d = Driver(client, "forged", batch_size=2, max_staleness=1)
+        d = Driver(client, "forged", **SETTINGS)
         config = new_config(folder, "forged")
         drive(d)
         return config, archived(d, config)

@@ -12,7 +12,7 @@ from pipeline.audit_ledger import check_payloads, compare, look
 from pipeline.audit_replay import Replay
 from pipeline.audit_trained import read_trained
 from tests.fixtures_ledger import ENGINE, TRAINER, Driver
-from tests.pipeline.audited_run import archived, drive, new_config, violated
+from tests.pipeline.audited_run import SETTINGS, archived, drive, new_config, violated
 from tests.pipeline.test_state_machine import LedgerMachine
 
 numbers = itertools.count()
@@ -30,7 +30,7 @@ def look_at(d: Driver, config, lines) -> Findings:
 
 
 def test_a_clean_run_passes_and_every_invariant_was_checked(new_run, tmp_path):
-    d = new_run(batch_size=2)
+    d = new_run(**SETTINGS)
     config = new_config(tmp_path, d.run)
     drive(d)
     lines = archived(d, config)
@@ -43,13 +43,13 @@ def test_a_clean_run_passes_and_every_invariant_was_checked(new_run, tmp_path):
 
 
 def test_a_redis_that_was_replaced_is_joined_ahead_and_clean(new_run, tmp_path):
-    d = new_run(batch_size=2)
+    d = new_run(**SETTINGS)
     config = new_config(tmp_path, d.run)
     drive(d)
     archived(d, config)
     for key in d.client.scan_iter(f"hr:{{{d.run}}}*"):
         d.client.delete(key)
-    again = Driver(d.client, d.run, batch_size=2)  # joins at 0, as no trainer of this run would
+    again = Driver(d.client, d.run, **SETTINGS)  # joins at 0, as no trainer of this run would
     again.c.join("t1-a", 3)
     again.c.register_engine(ENGINE, 3)
     again.fill_head()
@@ -59,9 +59,19 @@ def test_a_redis_that_was_replaced_is_joined_ahead_and_clean(new_run, tmp_path):
     assert violated(look_at(again, config, lines)) == set()
 
 
+def test_evidence_that_redis_lost_for_good_is_noted(new_run, tmp_path):
+    d = new_run(**SETTINGS)
+    config = new_config(tmp_path, d.run)
+    drive(d)
+    d.new_client().join("t1-a", 8)  # it remembers the credits of updates 5 to 7
+    findings = look_at(d, config, archived(d, config))
+    assert violated(findings) == set(), findings.violations
+    assert "the evidence of updates 3 to 4 is gone with what Redis lost" in findings.notes
+
+
 def test_events_that_redis_lost_are_not_replayed(new_run, tmp_path):
     """A copy of the stream stands in for the file of a Redis that lost its last second."""
-    d = new_run(batch_size=2)
+    d = new_run(**SETTINGS)
     config = new_config(tmp_path, d.run)
     d.update()
     kept = d.everything()
@@ -99,7 +109,8 @@ class Audited(LedgerMachine):
     def teardown(self):
         super().teardown()
         found, findings = look(self.d.c, None), Findings()
-        replay = Replay(findings=findings, max_age_ms=10**9, lease_ms=0)
+        receipt = self.model.rules.evidence == "receipt"
+        replay = Replay(findings=findings, max_age_ms=10**9, lease_ms=0, receipt=receipt)
         for line in found.lines:
             replay.apply(line)
         compare(found, replay, findings)
@@ -116,7 +127,7 @@ def test_whatever_goes_wrong_the_audit_of_a_ledger_that_is_right_is_clean(client
 
 
 def test_a_payload_that_is_missing_or_unowned_is_found(new_run, tmp_path):
-    d = new_run(batch_size=2)
+    d = new_run(**SETTINGS)
     config = new_config(tmp_path, d.run)
     drive(d)
     lines = archived(d, config)
@@ -132,7 +143,7 @@ def test_a_payload_that_is_missing_or_unowned_is_found(new_run, tmp_path):
 
 
 def test_a_ledger_that_its_events_do_not_lead_to_is_found(new_run, tmp_path):
-    d = new_run(batch_size=2)
+    d = new_run(**SETTINGS)
     config = new_config(tmp_path, d.run)
     drive(d)
     lines = archived(d, config)

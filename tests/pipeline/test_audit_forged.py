@@ -70,6 +70,12 @@ def a_batch_of_one(lines):
     return [line for line in lines if line.get("entry") != gone]
 
 
+def out_before_it_was_credited(lines):
+    i = nth(lines, "credited", 1)
+    lines = [*lines[:i], *lines[i + 1 :]]
+    return lines[: nth(lines, "published", 1) + 1]
+
+
 def in_flight_for_ever(lines):
     noise = [{"kind": "engine", "ms": 1_000_000 + 10_000 * n} for n in range(1, 70)]
     return until(lines, "reserved", -1, *noise)
@@ -102,6 +108,11 @@ FORGED = [
     ("monotone", lambda lines: change(lines, "published", 1, event="1")),
     ("monotone", lambda lines: change(lines, "joined", 0, head="4")),
     ("monotone", lambda lines: [*lines, lines[-10] | {"kind": "engine"}]),
+    ("credited", lambda lines: again(lines, "credited", 0)),
+    ("credited", lambda lines: again(lines, "credited", 0, version="1")),
+    ("credited", lambda lines: change(lines, "credited", 1, cut=True, prompts='["p99","p98"]')),
+    ("credited", lambda lines: change(lines, "joined", 0, cut=True, credited="1")),
+    ("credited", out_before_it_was_credited),
     ("liveness", a_batch_of_one),
     ("liveness", in_flight_for_ever),
 ]

@@ -43,8 +43,8 @@ class LedgerMachine(Workers, Trainers, Surroundings):
         credited=st.sampled_from([True, True, True, False]),
     )
     def work_goes_on(self, i, e, engines, finished, released, outcomes, credited):
-        """One engine gets the newest weights, all fill the window, some entries finish, the trainer has its turn, and may
-        forget to credit."""
+        """One engine gets the newest weights, all fill the window, some entries finish, the trainer has its turn; it
+        may forget to credit."""
         if not self.on_disk:
             self.snapshot()
         self.load(i, e, 0)
