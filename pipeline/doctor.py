@@ -24,7 +24,8 @@ import asyncio
 from workers.sandbox import Limits, PythonSandbox
 async def main():
     async with PythonSandbox(Limits(seconds=20, memory_mb=256, output_bytes=4096)) as sandbox:
-        result = await sandbox.run("print(6 * 7)")
+        async with sandbox.session() as python:
+            result = await python.run("print(6 * 7)")
         assert result.output.strip() == "42", result
 asyncio.run(main())
 """

@@ -31,6 +31,7 @@ def play(environment_settings, prompt, *replies):
             turns = [await environment.reset(prompt, 0)]
             for reply in replies:
                 turns.append(await environment.step(reply or environment.demonstrate()))
+            await environment.close()
             return turns
 
     return asyncio.run(main())
@@ -90,8 +91,15 @@ def test_what_code_raises_is_text_for_the_model():
     turns = play(settings, SUM, call("1 / 0"), call("while True: pass"), call("print()"))
     texts = [turn.messages[0]["content"] for turn in turns[1:]]
     assert "ZeroDivisionError" in texts[0]
-    assert texts[1] == "[timeout]"
+    assert texts[1] == "[timeout; all variables are lost]"
     assert texts[2] == ""
+
+
+def test_variables_of_one_call_are_there_in_the_next_of_the_same_episode_only():
+    turns = play(config.Environment(), SUM, call("x = 4 - 1"), call("x"), call("print(x)"))
+    assert [turn.messages[0]["content"] for turn in turns[1:]] == ["", "3", "3"]
+    (turn,) = play(config.Environment(), SUM, call("x"))[1:]
+    assert turn.messages[0]["content"].startswith("NameError")
 
 
 @pytest.mark.parametrize(

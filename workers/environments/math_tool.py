@@ -8,7 +8,8 @@
     assistant  <answer>84</answer>                    reward 1 if the verifier gives it its full score, else 0
 
 A reply with neither, or with a call that cannot be read, ends the episode with reward 0; the metrics `no_answer` and
-`malformed_call` count them. What the code raises is text for the model; a sandbox that fails is a failure.
+`malformed_call` count them. What the code raises is text for the model; a sandbox that fails is a failure. Variables
+live as long as the episode, and like in a notebook a call shows the value of a last line that is an expression.
 
 Options: `instructions`, a system message for models that need one; the tool is then described to the model as well.
 `last_number`: a reply without <answer> answers with the last number in it, as in GSM8K's own "… #### 84".
@@ -32,7 +33,7 @@ PYTHON = {
     "type": "function",
     "function": {
         "name": "python",
-        "description": "Run Python code; answers with what it prints.",
+        "description": "Run Python code; answers with what it prints and the value of a last expression.",
         "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
     },
 }
@@ -45,7 +46,8 @@ EXPRESSIONS = {"chain_sum", "products"}
 
 class MathTool(Environment):
     def __init__(self, sandbox: PythonSandbox, instructions: str = "", direct: float = 0.0, last_number: bool = False):
-        self.sandbox, self.instructions, self.direct, self.last_number = sandbox, instructions, direct, last_number
+        self.instructions, self.direct, self.last_number = instructions, direct, last_number
+        self.python = sandbox.session()
         self.tools = [PYTHON] if instructions else []
         self.problem: dict[str, Any] = {}
         self.observation: str | None = None
@@ -72,16 +74,20 @@ class MathTool(Environment):
             code = read_call(call[1])
             if code is None:
                 return Turn([], reward=0.0, done=True, metrics={"malformed_call": 1})
-            result = await self.sandbox.run(code)
+            result = await self.python.run(code)
             self.observation = result.output.strip()
             if result.error:
-                self.observation = f"{self.observation}\n[{result.error}]".strip()
+                lost = "; all variables are lost" if result.state_lost else ""
+                self.observation = f"{self.observation}\n[{result.error}{lost}]".strip()
             return Turn([{"role": "tool", "content": self.observation}], metrics={"tool_calls": 1})
         if answer := ANSWER.search(reply):
             return Turn([], reward=verify(self.problem, answer[1].strip()), done=True)
         if self.last_number and (numbers := NUMBER.findall(reply)):
             return Turn([], reward=verify(self.problem, numbers[-1]), done=True)
         return Turn([], reward=0.0, done=True, metrics={"no_answer": 1})
+
+    async def close(self) -> None:
+        await self.python.close()
 
     def demonstrate(self) -> str | None:
         """Call the tool with the problem's own expression, then answer with what it printed; or answer at once."""

@@ -1,24 +1,42 @@
-"""The forked child: confine this process, run the code, print as Python would, exit with a status that says how.
+"""The forked child of one session: confine this process, then run call after call in one namespace.
 
-The code is not trusted, so neither is anything that the child says: its output is text, its exit status a label that
-can mislead only about itself. Time, output and the child's end are watched from outside, by the fork server.
+    fd 0  nothing to read        fd 1, 2  what the code prints, to the fork server
+    fd 3  the server's end: a call comes as 4 bytes of length and its code, one byte answers: DONE | EXCEPTION | OUTPUT
+
+What cannot leave the variables whole ends the process, and its exit status says why: MEMORY | REFUSED | other. The code
+is not trusted, and it shares this process: so whatever is said on a descriptor, or by the exit status, can mislead only
+about this session. Time, output and the process's end are watched from outside, by the fork server; while no call runs
+it has the process stopped.
 """
 
+import ast
 import gc
+import io
 import os
 import signal
 import sys
 import traceback
 import types
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from workers.sandbox.confinement import Confinement
+from workers.sandbox.confinement import CONTROL, Confinement
 
-DONE, EXCEPTION, MEMORY, REFUSED = 0, 1, 75, 76
+DONE, EXCEPTION, OUTPUT = b"\0", b"\1", b"\2"
+CRASHED, MEMORY, REFUSED = 70, 75, 76
+
+TIMERS = {
+    signal.ITIMER_REAL: signal.SIGALRM,
+    signal.ITIMER_VIRTUAL: signal.SIGVTALRM,
+    signal.ITIMER_PROF: signal.SIGPROF,
+}
 
 
-def run(code: str, output: int, confinement: Confinement, server: int) -> NoReturn:
-    """Become the process that runs `code`, its stdout and stderr the descriptor `output`; never returns."""
+class OutputFull(BaseException):
+    """The call has printed more than it may: no Exception, for a loop that catches those must end as well."""
+
+
+def serve(control: int, output: int, confinement: Confinement, server: int) -> NoReturn:
+    """Become the process that runs a session's calls, one by one; never returns."""
     status = REFUSED
     try:
         os.dup2(output, 1)
@@ -26,37 +44,115 @@ def run(code: str, output: int, confinement: Confinement, server: int) -> NoRetu
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
-            confinement.apply(server)
+            confinement.apply(server, control)
         except OSError as error:
-            os.write(1, f"the sandbox could not confine the code: {error}\n".encode())
+            os.write(1, f"the sandbox could not confine the code: {error}".encode())
         else:
-            status = EXCEPTION
-            status = execute(code)
+            status = CRASHED
+            reseed()
+            gc.enable()
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            while True:
+                code = receive().decode("utf-8", "surrogatepass")
+                os.write(CONTROL, execute(code, main.__dict__, confinement.limits.output_bytes))
+    except MemoryError:
+        status = MEMORY
     finally:
         os._exit(status)  # whatever happened: this process must never return into the server's loop
 
 
-def execute(code: str) -> int:
-    """Run `code` as the main module; an uncaught exception is printed as the last line of Python's traceback."""
-    stream = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+def reseed() -> None:
+    """`random` does it by itself; numpy's global generator would be the same in every session."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def receive() -> bytes:
+    """The next call's code; ends the process when there will be none."""
+    size = int.from_bytes(_exactly(4), "big")
+    return _exactly(size)
+
+
+def _exactly(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(CONTROL, size - len(data))
+        if not piece:
+            os._exit(CRASHED)
+        data += piece
+    return data
+
+
+def execute(code: str, namespace: dict[str, Any], most: int) -> bytes:
+    """Run `code`; an uncaught exception is printed as the last line of Python's traceback. Raises MemoryError."""
+    stream = Output.stream(most)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115  (closing it, as exit() does, leaves 0 open)
     sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = stream  # one stream: the order of prints is kept
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    gc.enable()
-    status = EXCEPTION
     try:
-        exec(compile(code, "<python>", "exec"), main.__dict__)
-        status = DONE
+        status = _run(code, namespace, stream)
+        stream.flush()
+    except OutputFull:
+        status = OUTPUT
+    except MemoryError:
+        os.write(1, b"MemoryError\n")
+        raise
+    finally:
+        be_quiet()
+    return status
+
+
+def _run(code: str, namespace: dict[str, Any], stream: io.TextIOWrapper) -> bytes:
+    try:
+        tree = ast.parse(code, "<python>")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<python>", "exec", dont_inherit=True), namespace)
+        if last:  # "single": the interpreter's own way to show a value that is not None
+            exec(compile(ast.Interactive([last]), "<python>", "single", dont_inherit=True), namespace)
     except SystemExit as stop:
         if stop.code is None or stop.code == 0:
-            status = DONE
-        elif not isinstance(stop.code, int):
+            return DONE
+        if not isinstance(stop.code, int):
             stream.write(f"{stop.code}\n")
-    except MemoryError:
-        status = MEMORY
-        stream.write("MemoryError\n")
+        return EXCEPTION
+    except (OutputFull, MemoryError):
+        raise
     except BaseException as error:
         lines = traceback.format_exception_only(error)
         # A SyntaxError is preceded by its source lines, others may be followed by notes.
         stream.write(lines[-1] if isinstance(error, SyntaxError) else lines[0])
-    stream.flush()
-    return status
+        return EXCEPTION
+    return DONE
+
+
+def be_quiet() -> None:
+    """Undo what would act during a later call by itself: tracing, timers, and the signals they have sent."""
+    sys.settrace(None)
+    sys.setprofile(None)
+    for timer, number in TIMERS.items():
+        signal.setitimer(timer, 0)
+        signal.signal(number, signal.SIG_IGN)  # which drops one that is pending
+        signal.signal(number, signal.SIG_DFL)
+
+
+class Output(io.RawIOBase):
+    """Standard output up to a number of bytes; the first byte beyond ends the call, and its variables remain."""
+
+    def __init__(self, most: int):
+        self.left = most
+
+    @classmethod
+    def stream(cls, most: int) -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BufferedWriter(cls(most)), "utf-8", "backslashreplace", line_buffering=True)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1
+
+    def write(self, data: memoryview) -> int:
+        written = os.write(1, data[: self.left]) if self.left else 0
+        self.left -= written
+        if self.left == 0 and written < len(data):
+            raise OutputFull
+        return written

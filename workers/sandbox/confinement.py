@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from workers.sandbox import kernel, landlock, privileges, seccomp
 from workers.sandbox.limits import Limits, address_space_bytes
 
+CONTROL = 3  # the first descriptor after the standard three
+
 
 @dataclass(frozen=True)
 class Confinement:
@@ -17,13 +19,16 @@ class Confinement:
     rules: int | None
     program: seccomp.Program | None
 
-    def apply(self, server: int) -> None:
-        """Bind this process for ever. server: pid of the fork server, with which this process must end."""
-        privileges.drop()
-        kernel.die_with_parent(server)  # after privileges.drop(): the kernel forgets it when the user changes
+    def apply(self, server: int, control: int) -> None:
+        """Bind this process for ever; its server has given up its privileges before.
+
+        server: pid of the fork server, with which this process must end. control: stays open, as CONTROL.
+        """
+        kernel.die_with_parent(server)
         if self.rules is not None:
             landlock.restrict(self.rules)
-        os.closerange(3, 1 << 20)  # the server's channel, other children's pipes, the ruleset
+        os.dup2(control, CONTROL)
+        os.closerange(CONTROL + 1, 1 << 20)  # the server's channel, other sessions' sockets and pipes, the ruleset
         self.limits.apply(self.interpreter_bytes)
         if self.program is not None:
             seccomp.load(self.program)

@@ -1,4 +1,4 @@
-"""Give up every privilege, for good: no new ones by execve, no root, no capability."""
+"""Give up every privilege, for good: no new ones by execve, no root, no capability, no tracing by one's equals."""
 
 import ctypes
 import errno
@@ -8,7 +8,6 @@ from workers.sandbox import kernel
 
 NOBODY = 65534
 CAPABILITY_VERSION_3 = 0x20080522
-# Made once: a child that made these types anew would spend a third of a millisecond on it.
 CAPABILITIES_OF_THIS_PROCESS = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
 NONE = (ctypes.c_uint32 * 6)()  # two words each of effective, permitted, inheritable
 
@@ -27,3 +26,4 @@ def drop() -> None:
             if error.errno not in (errno.EPERM, errno.EINVAL):
                 raise
     kernel.checked(kernel.libc().capset(CAPABILITIES_OF_THIS_PROCESS, NONE), "capset")
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no core, whatever program the machine pipes them to; no tracing

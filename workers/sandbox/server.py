@@ -1,57 +1,38 @@
-"""The fork server: one small warm interpreter that forks a confined child per call and watches it.
+"""The fork server: one small warm interpreter that forks a confined child per session and watches it.
 
     python -m workers.sandbox.server FD '{"limits": {…}, "modules": ["sympy"], "allow_unconfined": false}'
 
-FD is one end of a socket pair. Messages both ways are a 4-byte big-endian length and JSON:
-    server → worker   {"ready": true, "missing": […]} | {"unavailable": [code, message]}          once
-    worker → server   {"id": 7, "code": "print(1)"}   run it          {"id": 7}   stop it
-    server → worker   {"id": 7, "output": "1\\n", "error": null, "seconds": 0.003}
+FD is one end of a socket pair. A message is a 4-byte big-endian length, JSON, and as many bytes as its "bytes" says:
+    server → worker   {"missing": […], "hidden": […]} | {"unavailable": [code, message]}              once
+    worker → server   {"session": 3, "call": 7, "bytes": 8} print(1)      run it, in a new child if there is none
+    server → worker   {"call": 7, "error": null, "lost": false, "seconds": 0.003, "cut": false, "bytes": 2} 1\\n
+    worker → server   {"session": 3, "end": "stop" | "close"}             kill its child, tell the next call | forget it
 The server ends, and its children with it, when the other end of the socket is closed or the worker dies.
 """
 
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import sys
 import time
 
-from workers.sandbox import child, kernel, preload
+from workers.sandbox import kernel, preload, privileges
 from workers.sandbox.confinement import Confinement, prepare
+from workers.sandbox.forked import Forked
 from workers.sandbox.limits import Limits
-
-
-class Running:
-    """A child that has not been reaped yet."""
-
-    def __init__(self, call: int, pid: int, output: int, seconds: float):
-        self.call, self.pid, self.output = call, pid, output
-        self.started = time.monotonic()
-        self.deadline = self.started + seconds
-        self.text = bytearray()
-        self.error = None
-
-    def stop(self, error: str) -> None:
-        self.error = self.error or error
-        os.kill(self.pid, signal.SIGKILL)  # not reaped, so the pid is still its own
-
-    def read(self, most: int) -> bool:
-        """Take some of what it has printed, up to one byte beyond `most`; False when there is nothing more to take."""
-        piece = os.read(self.output, most + 1 - len(self.text))
-        self.text += piece
-        return bool(piece)
 
 
 class ForkServer:
     def __init__(self, channel: int, confinement: Confinement):
         self.channel, self.confinement = channel, confinement
-        self.pid = os.getpid()
-        self.inbox = bytearray()
-        self.running: dict[int, Running] = {}  # pid → child
+        self.sessions: dict[int, Forked] = {}
+        self.children: dict[int, Forked] = {}  # pid → child that has not been reaped
         self.selector = selectors.DefaultSelector()
         self.selector.register(channel, selectors.EVENT_READ, self.receive)
-        self.bell, ring = os.pipe()  # a child's end interrupts the wait below
+        self.bell, ring = os.pipe()  # a child that stops or ends interrupts the wait below
         for end in (self.bell, ring):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -59,127 +40,125 @@ class ForkServer:
         self.selector.register(self.bell, selectors.EVENT_READ, lambda: os.read(self.bell, 4096))
 
     def serve(self) -> None:
-        """Run calls until the worker closes its end; then stop what still runs."""
+        """Run calls until the worker closes its end; then stop what is left."""
         try:
             while True:
-                nearest = min((one.deadline for one in self.running.values()), default=None)
-                wait = None if nearest is None else max(0.0, nearest - time.monotonic())
+                nearest = min((one.deadline for one in self.children.values()), default=float("inf"))
+                wait = max(0.0, nearest - time.monotonic()) if nearest < float("inf") else None
                 for key, _ in self.selector.select(wait):
                     key.data()
-                self.reap()
+                self.wait()
                 now = time.monotonic()
-                for one in self.running.values():
+                for one in self.children.values():
                     if one.deadline <= now:
-                        one.deadline = now + 1.0  # SIGKILL may take a moment under load: look again, do not spin
-                        one.stop("timeout")
+                        one.kill("timeout")
         except (EOFError, ConnectionError):  # the latter when an answer was on its way
-            for one in self.running.values():
-                one.stop("closed")
-            for one in self.running.values():
-                os.waitpid(one.pid, 0)
+            for one in self.children.values():
+                one.kill("closed")
+            for pid in self.children:
+                os.waitpid(pid, 0)
 
     def receive(self) -> None:
-        before = len(self.inbox)
-        self.inbox += os.read(self.channel, 1 << 16)
-        if len(self.inbox) == before:
-            raise EOFError
-        while len(self.inbox) >= 4 and len(self.inbox) >= (end := 4 + int.from_bytes(self.inbox[:4], "big")):
-            request = json.loads(self.inbox[4:end])
-            del self.inbox[:end]
-            if "code" in request:
-                self.start(request["id"], request["code"])
-            else:
-                for one in self.running.values():
-                    if one.call == request["id"]:
-                        one.stop("cancelled")
+        """Take one message. The worker is trusted: what it has begun to send comes whole."""
+        size = bytearray(4)
+        read(self.channel, size)
+        body = bytearray(int.from_bytes(size, "big"))
+        read(self.channel, body)
+        message = json.loads(body)
+        session = message["session"]
+        if "call" in message:
+            code = bytearray(message["bytes"].to_bytes(4, "big") + bytes(message["bytes"]))
+            read(self.channel, memoryview(code)[4:])
+            self.run(session, message["call"], code)
+        elif one := self.sessions.get(session):
+            one.kill("cancelled")
+            if message["end"] == "close":
+                del self.sessions[session]
 
-    def start(self, call: int, code: str) -> None:
-        output, write_end = os.pipe()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            os.close(output)
-            os.close(write_end)
-            send(self.channel, id=call, output=f"the sandbox could not fork: {error}", error="crashed", seconds=0.0)
-            return
-        if pid == 0:
-            confinement, server = self.confinement, self.pid
-            vars(self).clear()  # other episodes' code and output are none of its business
-            child.run(code, write_end, confinement, server)
-        os.close(write_end)
-        os.set_blocking(output, False)
-        one = self.running[pid] = Running(call, pid, output, self.confinement.limits.seconds)
-        self.selector.register(output, selectors.EVENT_READ, lambda: self.listen(one))
+    def run(self, session: int, call: int, code: bytearray) -> None:
+        one = self.sessions.get(session)
+        if one is None or one.killed:
+            try:
+                one = self.start(session, lost=one is not None)
+            except OSError as error:
+                code[:] = bytes(len(code))
+                text = f"the sandbox could not fork: {error}".encode()
+                send(self.channel, text, call=call, error="refused", lost=True, seconds=0.0, cut=False)
+                return
+        one.begin(call, code)
+        self.converse(one)
 
-    def listen(self, one: Running) -> None:
-        more = one.read(self.confinement.limits.output_bytes)
-        if len(one.text) > self.confinement.limits.output_bytes:
-            one.stop("output")
-            more = False
-        if not more:  # closed by the child, or of no more interest: its end rings the bell
-            self.selector.unregister(one.output)
+    def start(self, session: int, lost: bool) -> Forked:
+        one = Forked(session, self.confinement, lost)
+        one.fork(list(self.sessions.values()))
+        self.sessions[session] = self.children[one.pid] = one
+        self.selector.register(one.output, selectors.EVENT_READ, lambda: self.listen(one))
+        self.selector.register(one.control, selectors.EVENT_READ, lambda: self.converse(one))
+        return one
 
-    def reap(self) -> None:
-        """Report every child that has ended."""
-        while self.running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+    def converse(self, one: Forked) -> None:
+        one.converse()
+        if one.killed:
+            self.unwatch(one.control)
+        else:
+            write = selectors.EVENT_WRITE if one.unsent else 0
+            self.selector.modify(one.control, selectors.EVENT_READ | write, lambda: self.converse(one))
+
+    def listen(self, one: Forked) -> None:
+        if one.listen() == 0:  # closed by the child, or of no more interest: its end rings the bell
+            self.unwatch(one.output)
+
+    def unwatch(self, what: object) -> None:
+        if what in self.selector.get_map():
+            self.selector.unregister(what)
+
+    def wait(self) -> None:
+        """Take note of every child that has stopped or ended, and answer the calls that did."""
+        while self.children:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if pid == 0:
                 return
-            one = self.running.pop(pid)
-            seconds = time.monotonic() - one.started
-            most = self.confinement.limits.output_bytes
-            while one.read(most):
-                pass
-            if one.output in self.selector.get_map():
-                self.selector.unregister(one.output)
-            os.close(one.output)
-            text, error = one.text.decode(errors="replace"), one.error or how_it_ended(status)
-            if len(one.text) > most:
-                text = one.text[:most].decode(errors="ignore") + f"\n[output truncated after {most} bytes]"
-                error = one.error or "output"
-            send(self.channel, id=one.call, output=text, error=error, seconds=seconds)
+            one = self.children[pid]
+            if os.WIFSTOPPED(status):
+                one.drain()
+                if one.reported and not one.killed:
+                    self.answer(one)
+                continue
+            one.ended(status)
+            one.drain()
+            del self.children[pid]
+            self.unwatch(one.control)
+            self.unwatch(one.output)
+            if one.call is not None and one.error != "cancelled":
+                self.answer(one)
+                if self.sessions.get(one.session) is one:  # else it stays: the session's next call is told of its end
+                    del self.sessions[one.session]
+            one.close()
+
+    def answer(self, one: Forked) -> None:
+        cut = one.error == "output" or one.length == len(one.text)
+        text = memoryview(one.text)[: min(one.length, self.confinement.limits.output_bytes)]
+        send(self.channel, text, call=one.call, error=one.error, lost=one.lost, seconds=one.seconds, cut=cut)
+        one.forget()
+        one.call, one.lost = None, False
 
 
-def how_it_ended(status: int) -> str | None:
-    """The child's wait status in one word; None is a normal end."""
-    if os.WIFSIGNALED(status):
-        return "timeout" if os.WTERMSIG(status) == signal.SIGXCPU else "crashed"
-    words = {child.DONE: None, child.EXCEPTION: "exception", child.MEMORY: "memory", child.REFUSED: "refused"}
-    return words.get(os.WEXITSTATUS(status), "crashed")
+def read(channel: int, into: bytearray | memoryview) -> None:
+    """Fill `into`, with no copy that would stay behind in this process's memory. Raises EOFError."""
+    rest = memoryview(into)
+    while rest:
+        taken = os.readv(channel, [rest])
+        if taken == 0:
+            raise EOFError
+        rest = rest[taken:]
 
 
-def send(channel: int, **message) -> None:
-    body = json.dumps(message).encode()
-    data = memoryview(len(body).to_bytes(4, "big") + body)
-    while data:
-        data = data[os.write(channel, data) :]
-
-
-PROBE = """
-import os
-for escape in (lambda: os.listdir("/"), os.fork, lambda: os.kill(os.getppid(), 0)):
-    try:
-        escape()
-    except PermissionError:
-        continue
-    print("not confined")
-    os._exit(0)
-print("confined")
-"""
-
-
-def probe(confinement: Confinement) -> str:
-    """Run one call that tries to escape, and return what it printed: "confined" when every layer holds."""
-    output, write_end = os.pipe()
-    server = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        child.run(PROBE, write_end, confinement, server)
-    os.close(write_end)
-    with open(output) as file:
-        text = file.read().strip()
-    os.waitpid(pid, 0)
-    return text
+def send(channel: int, text: bytes | memoryview = b"", **message) -> None:
+    body = json.dumps(message | {"bytes": len(text)}).encode()
+    for part in (len(body).to_bytes(4, "big") + body, text):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(channel, rest) :]
 
 
 def main(channel: int, limits: dict, modules: list[str], allow_unconfined: bool) -> None:
@@ -194,10 +173,8 @@ def main(channel: int, limits: dict, modules: list[str], allow_unconfined: bool)
     os.environ.clear()
     confinement, missing = prepare(Limits(**limits), library.files + packages.files, library.folders)
     preload.nothing_else()
-    if not missing and (found := probe(confinement)) != "confined":
-        missing.append(
-            ("ESCAPED", f"a kernel whose confinement holds (a trial call answered {found!r}): run on Linux itself")
-        )
+    privileges.drop()
+    kernel.die_with_parent(worker)  # again: the kernel forgets it when the user changes
     if missing and not allow_unconfined:
         lacks = "; ".join(text for _, text in missing)
         found = (
@@ -206,11 +183,14 @@ def main(channel: int, limits: dict, modules: list[str], allow_unconfined: bool)
         )
         send(channel, unavailable=[missing[0][0], found])
         return
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))  # two for each session
     server = ForkServer(channel, confinement)
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with this process
     gc.disable()
-    send(channel, ready=True, missing=[text for _, text in missing])
+    hidden = [path for path in library.folders + packages.files if not os.access(path, os.R_OK)]
+    send(channel, missing=[text for _, text in missing], hidden=hidden)
     server.serve()
 
 

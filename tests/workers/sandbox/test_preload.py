@@ -2,18 +2,21 @@
 
 import asyncio
 import os
-import site
+from pathlib import Path
 
 import pip
 import pytest
 import redis
+import sympy
 
 from tests.workers.sandbox.conftest import sandbox_of
-from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable, client
+from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable, connection
 
 
 @pytest.fixture(scope="module")
 def run(loop):
+    if os.geteuid() == 0 and not all(folder.stat().st_mode & 1 for folder in Path(sympy.__file__).parents):
+        pytest.skip(f"nobody cannot read {sympy.__file__}, and what a package imports late is read as nobody")
     yield from sandbox_of(loop, seconds=30.0, preload=["sympy", "numpy", "math_verify"])
 
 
@@ -50,15 +53,15 @@ print(judged("$\\\\frac{1}{2}$", "$0.5$"), judged("$x^2+2x+1$", "$(x+1)^2$"), ju
     assert run(code).output == "True True False\n"
 
 
-@pytest.mark.parametrize("module", ["pip", "redis", "workers.sandbox.client", "pipeline"])
-def test_no_other_package_is_found(run, module):
-    assert run(f"import {module}").output.startswith("ModuleNotFoundError")
+@pytest.mark.parametrize("module", ["pip", "redis", "workers.sandbox.connection", "pipeline"])
+def test_no_other_package_can_be_imported(run, module):
+    assert run(f"import {module}").output.startswith(("ModuleNotFoundError", "PermissionError"))
 
 
 def test_no_other_package_can_be_read_wherever_the_interpreter_keeps_them(run):
-    for path in (redis.__file__, pip.__file__, client.__file__, site.__file__):
-        result = run(f"open({path!r}).close()\nprint('read')")
-        assert result.output == "read\n" if path == site.__file__ else result.output.startswith("PermissionError"), path
+    for path in (redis.__file__, pip.__file__, connection.__file__):
+        assert run(f"open({path!r})").output.startswith("PermissionError"), path
+    assert run(f"open({sympy.__file__!r}).close()\nprint('read')").output == "read\n"
 
 
 def test_a_package_can_be_read_and_not_written(run):
@@ -85,9 +88,9 @@ def test_a_module_that_cannot_be_preloaded_is_named_before_the_first_call(tmp_pa
         async with PythonSandbox(Limits(30.0, 256, 4096), preload=["asked_for"]):
             pass
 
-    settings = client.environment()
+    settings = connection.environment()
     settings["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    monkeypatch.setattr("workers.sandbox.client.environment", lambda: settings)
+    monkeypatch.setattr("workers.sandbox.connection.environment", lambda: settings)
     with pytest.raises(SandboxUnavailable, match=r"environment\.tool_preload: " + message) as error:
         asyncio.run(start())
     assert error.value.code == "PRELOAD"
