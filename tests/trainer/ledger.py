@@ -41,8 +41,11 @@ batch_size = {batch_size}
 max_trajectory_bytes = 65536
 byte_budget = {byte_budget}
 
+[advantage]
+evidence = "{evidence}"
+
 [optimizer]
-lr = 1e-3
+lr = {lr}
 
 [trainer]
 token_budget = 128
@@ -50,6 +53,7 @@ checkpoint_every = {checkpoint_every}
 ranks = {ranks}
 minibatches = {minibatches}
 wait_timeout_s = 60
+archive = {archive}
 
 [publish]
 every = {every}
@@ -63,6 +67,9 @@ DEFAULTS = {
     "minibatches": 1,
     "every": 1,
     "byte_budget": 1 << 30,
+    "evidence": "event",
+    "lr": 1e-3,
+    "archive": "false",
 }
 
 

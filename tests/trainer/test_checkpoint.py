@@ -1,19 +1,12 @@
 """Checkpoints are written while the updates go on, and only what is durable counts."""
 
-import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from pipeline import ports
-from tests.trainer import stuck_disk
 from tests.trainer.ledger import Producer, make_run
-from tests.trainer.runs import Killed, comparable, last_weights, recorded, train, wait_until
+from tests.trainer.runs import Killed, comparable, ended, last_weights, recorded, started, train, wait_until
 from trainer import checkpoint
 from trainer.loop import Trainer
 
@@ -114,36 +107,6 @@ def test_a_trainer_that_dies_while_a_checkpoint_is_written_goes_on_from_the_one_
         train(config, client)
     assert not drafts(config)
     assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
-
-
-@contextlib.contextmanager
-def started(config, redis_url, *how):
-    """The trainer's ranks as processes, killed at the end. how: of stuck_disk.py; none: a good disk."""
-    program = [stuck_disk.__file__, *how] if how else ["-m", "trainer"]
-    command = [sys.executable, *program, str(config.folder / "run.toml"), "--redis", redis_url]
-    size = config.trainer.ranks
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(stuck_disk.__file__).parents[2])}
-    environment |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.free()[0])}
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-
-
-def ended(ranks):
-    """What each rank wrote, and its exit code."""
-    return [(process.communicate(timeout=100)[1], process.returncode) for process in ranks]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
