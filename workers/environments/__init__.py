@@ -34,7 +34,12 @@ from typing import Any
 from pipeline import config
 from pipeline.errors import ConfigError
 
-BUILT_IN = {"math_tool": "workers.environments.math_tool:MathTool"}
+BUILT_IN = {
+    "math_tool": "workers.environments.math_tool:MathTool",
+    "math_tir": "workers.environments.math_tir:MathTir",
+    "reasoning_gym": "workers.environments.reasoning_gym:ReasoningGym",
+    "single_turn": "workers.environments.single_turn:SingleTurn",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,18 @@ class Environment:
         yield lambda: cls(**settings.options)
 
 
+def opening(prompt: dict[str, Any], instructions: str = "") -> list[dict[str, Any]]:
+    """The first messages of an episode: the prompt's own `messages`, or its question as the user's; the instructions
+    are the system's, before what the prompt has the system say."""
+    messages = prompt.get("messages") or [{"role": "user", "content": prompt["question"]}]
+    if not instructions:
+        return messages
+    first, rest = messages[0], messages[1:]
+    if first["role"] != "system":
+        return [{"role": "system", "content": instructions}, *messages]
+    return [{"role": "system", "content": f"{instructions}\n\n{first['content']}"}, *rest]
+
+
 @asynccontextmanager
 async def open_environment(settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
     """The class that [environment] names, opened and tried once. Raises ConfigError."""
@@ -91,7 +108,7 @@ async def open_environment(settings: config.Environment) -> AsyncIterator[Callab
 
 
 def load(name: str) -> type[Environment]:
-    """The class behind "math_tool", "path/to/file.py:Class" or "module:Class". Raises ConfigError."""
+    """The class behind a built-in name, "path/to/file.py:Class" or "module:Class". Raises ConfigError."""
     place = f"environment.name = {name!r}"
     source, separator, attribute = BUILT_IN.get(name, name).rpartition(":")
     if not separator or not source or not attribute:
