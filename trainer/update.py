@@ -104,6 +104,7 @@ class Updater:
         for micro in self._micro_batches(trajectories, range(len(trajectories))):
             found = self._logprobs(micro.to(self.ranks.device))[0].cpu()
             own |= {i: part.numpy() for i, part in zip(micro.members, found.split(micro.counts), strict=True)}
+        self.model.reshard()  # which otherwise a backward pass does
         everyone = {i: part for rank in self.ranks.gather(own) for i, part in rank.items()}
         return [everyone[i] for i in range(len(trajectories))]
 

@@ -75,6 +75,12 @@ def compute_on(
     return metrics, gradients, weights
 
 
+def distance(ours, expected) -> float:
+    """‖ours - expected‖ / ‖expected‖, of tensors by name."""
+    flat = [torch.cat([tensors[name].flatten() for name in sorted(expected)]) for tensors in (ours, expected)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
 if __name__ == "__main__":
     model, out, *cases = sys.argv[1:]
     with joined(Trainer()) as ranks:

@@ -1,7 +1,6 @@
 """One update is the same however its trajectories are packed and shared out among ranks."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -13,35 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from advantage import estimate
-from pipeline.config import Loss
+from pipeline.config import Loss, Trainer
 from tests.trainer import gradients
+from tests.trainer.gradients import distance
 from tests.trainer.ledger import trajectory
-from trainer.update import TrainingFailed, describe
-
-NARROW = {"clip_low": 0.002, "clip_high": 0.002}  # so that one step of the optimizer is enough to be clipped
-VARIANTS = {
-    "GSPO": {
-        "minibatches": 2,
-        "loss": {"ratio": "sequence", "aggregation": "sequence", "dual_clip": math.inf} | NARROW,
-    },
-    "Dr. GRPO": {"minibatches": 2, "loss": {"aggregation": "constant", "proximal": "rollout"}},
-    "weights by sequence": {"minibatches": 3, "loss": {"importance": "sequence", "aggregation": "sequence"}},
-    "tokens rejected": {"minibatches": 2, "loss": {"rejection": "token", "rejection_high": 0.05}},
-    "trajectories rejected": {
-        "loss": {"rejection": "sequence", "rejection_measure": "k1", "rejection_low": -0.05, "rejection_high": 0.05}
-    },
-    "KL to the initial policy": {"updates": 2, "loss": {"kl": 0.5}},
-    "KL to an EWMA, entropy": {
-        "updates": 3,
-        "loss": {"kl": 0.5, "reference": "ewma", "reference_decay": 0.5, "entropy": 0.1, "aggregation": "sequence"},
-    },
-    "overlong": {"advantage": {"overlong_buffer": 2000, "overlong_penalty": 0.5}},
-}
-
-
-def distance(ours, expected):
-    flat = [torch.cat([tensors[name].flatten() for name in sorted(expected)]) for tensors in (ours, expected)]
-    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+from tests.trainer.variants import VARIANTS
+from trainer.batch import describe
+from trainer.ranks import joined
+from trainer.update import TrainingFailed
 
 
 def same(metrics, expected):
@@ -84,6 +62,18 @@ def test_an_update_is_that_of_a_plain_loop_in_float64(tiny_model, one_rank):
     assert distance(found, expected) < 1e-5
     assert metrics["grad_norm"] == pytest.approx(float(torch.cat([g.flatten() for g in expected.values()]).norm()))
     assert abs(metrics["advantage_center"]) < 1e-12
+
+
+def test_tool_tokens_are_neither_trained_on_nor_counted(tiny_model):
+    trajectories = [trajectory(seed, longest=100) for seed in range(13)]
+    with joined(Trainer()) as ranks:
+        prepared = gradients.make_updater(ranks, gradients.settings(tiny_model, 400)).prepare(trajectories)
+    assert prepared.counts.tolist() == [int(t.loss_mask.sum()) for t in trajectories]
+    trained_on = {}
+    for micro in prepared.minibatches[0]:
+        trained_on |= dict(zip(micro.members, micro.targets.split(micro.counts), strict=True))
+    for i, t in enumerate(trajectories):
+        assert trained_on[i].tolist() == t.tokens[t.loss_mask == 1].tolist()
 
 
 @pytest.mark.parametrize(("budget", "share_rows"), [(1, True), (150, True), (4096, True), (4096, False)])
