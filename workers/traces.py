@@ -1,36 +1,42 @@
-"""Scripted episodes for the cold start: the environment writes the replies, its verifier keeps the good ones.
+"""Traces for the cold start: what a script, or a teacher, does with its problems.
 
-    cold-start problems ─▶ play(…, Script) ─▶ outcome 1 ─▶ {run folder}/traces.bin
-                             └─ demonstrate() in place of an engine; the tool and the verifier are the real ones
+    cold-start problems ─▶ play(…, Script, or Teacher × rollouts) ─▶ kept_traces.py ─▶ traces.bin
+                             └─ the environment, its tool and its verifier are the real ones
 
-    python -m workers.traces RUN.toml
+    python -m workers.traces RUN.toml [--engine URL …]        URLs of the teacher; else cold_start.teacher
 
-traces.bin: the trajectories in random order, as pipeline/trajectory_file.py writes them.
+Stopped and started again, only problems that have no line in traces.jsonl yet are played.
 """
 
 import argparse
 import asyncio
+import itertools
 import logging
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline import config, config_file, trajectory_file
+from pipeline import config, config_file, jsonl
 from pipeline.data import Problem, cold_start_problems
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, HeadraceError
 from pipeline.ledger_types import Reservation
 from pipeline.program import run
 from pipeline.run_folder import wait_for
 from pipeline.trajectory import Segment, Trajectory
+from workers import kept_traces
 from workers.chat import Chat
-from workers.engine import Reply
+from workers.engine import EngineError, EngineRefused, Reply, connections
 from workers.environments import Environment, open_environment
 from workers.episode import EpisodeFailed, play
+from workers.teacher import Teacher
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 16
+AT_ONCE = 16  # scripted episodes
 MODEL_S = 600  # for the cold start's process to make the tiny model, whose tokenizer is needed here
+PAUSES_S = (0.5, 1.0, 2.0)  # before an episode is tried again whose teacher did not answer
+COMPARED = 8  # questions
 
 
 class NoDemonstration(EpisodeFailed):
@@ -53,46 +59,74 @@ class Script:
         return Reply(reply, np.zeros(len(reply), np.float32), "stop", [Segment(0, len(reply), "script", at_least)])
 
 
-async def traces(settings: config.Config, problems: list[Problem]) -> list[Trajectory]:
-    """The verifier-positive demonstrations of the problems, in random order. Raises ConfigError if there are none."""
-    chat = Chat(settings.model_path)
-    problems = random.Random(settings.run.seed).sample(problems, len(problems))
-    places = asyncio.Semaphore(AT_ONCE)
-    failures: list[EpisodeFailed] = []
+async def play_all(settings: config.Config, problems: Sequence[Problem], urls: Sequence[str] = ()) -> None:
+    """A line in traces.jsonl for each of the problems that has none yet; urls: of the teacher, none: scripted.
 
-    async with open_environment(settings.environment) as make_environment:
+    Raises ConfigError for a teacher with another tokenizer, EngineError for one that is gone.
+    """
+    chat, path = Chat(settings.model_path), settings.folder / "traces.jsonl"
+    rollouts = settings.cold_start.rollouts if urls else 1
+    known = {line["id"] for line in jsonl.read(path)}
+    async with open_environment(settings.environment) as make_environment, connections() as http:
+        teachers = [Teacher(url, http, settings, chat) for url in urls]
+        for teacher in teachers:
+            await teacher.check_tokenizer(chat, [problem["question"] for problem in problems[:COMPARED]])
+        turns = itertools.cycle(teachers)
+        places = asyncio.Semaphore(settings.rollout.concurrency if teachers else AT_ONCE)
 
-        async def trace(number: int, problem: Problem) -> Trajectory | None:
+        async def trace(problem: Problem, number: int) -> Trajectory | HeadraceError:
+            r = Reservation.outside_ledger(problem, f"trace-{number}")
             async with places:
-                environment = make_environment()
-                r = Reservation.outside_ledger(problem, f"trace-{number}")
-                try:
-                    return await play(r, environment, Script(environment, chat), chat, settings)
-                except EpisodeFailed as error:
-                    failures.append(error)
-                    return None
+                for pause in (*PAUSES_S, None):
+                    environment = make_environment()
+                    engine = next(turns) if teachers else Script(environment, chat)
+                    try:
+                        return await play(r, environment, engine, chat, settings)
+                    except (EpisodeFailed, EngineRefused) as error:
+                        return error
+                    except EngineError:
+                        if pause is None:
+                            raise
+                    await asyncio.sleep(pause)
 
-        played = await asyncio.gather(*(trace(number, problem) for number, problem in enumerate(problems)))
-    good = [t for t in played if t and t.outcome == 1 and t.finish_reason == "stop"]
-    log.info("%d of %d demonstrations are verifier-positive", len(good), len(problems))
-    if not good:
-        raise ConfigError(
-            f"no demonstration of {len(problems)} problems earned its full reward"
-            f"{f'; the last failure: {failures[-1]}' if failures else ''}; remove [cold_start], or give "
-            f"{settings.environment.name} a demonstrate() for [data]'s tasks"
-        )
-    return good
+        async def record(problem: Problem, first: int) -> None:
+            played = await asyncio.gather(*(trace(problem, first + k) for k in range(rollouts)))
+            jsonl.append(path, kept_traces.as_line(problem, played, chat))
+            known.add(problem["id"])
+            if len(known) % max(1, len(problems) // 10) == 0:
+                log.info("%d of %d problems are done", len(known), len(problems))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, problem in enumerate(problems):
+                    if problem["id"] not in known:
+                        group.create_task(record(problem, index * rollouts))
+        except* HeadraceError as failed:
+            raise failed.exceptions[0] from None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.traces", description=__doc__.splitlines()[0])
     parser.add_argument("run", metavar="RUN.toml")
-    settings = config_file.load(parser.parse_args().run)
+    parser.add_argument("--engine", action="append", metavar="URL", help="of the teacher; else cold_start.teacher")
+    arguments = parser.parse_args()
+    settings = config_file.load(arguments.run)
     if settings.cold_start is None:
         raise ConfigError("traces are for the cold start: add a [cold_start] table to the run's file")
+    urls = arguments.engine or settings.cold_start.teacher_urls
+    if settings.cold_start.teacher_folder and not urls:
+        raise ConfigError("cold_start.teacher is a folder: serve it, and say where with --engine URL")
     settings.folder.mkdir(parents=True, exist_ok=True)
     wait_for(settings.model_path, MODEL_S)
-    trajectory_file.write(settings.folder / "traces.bin", asyncio.run(traces(settings, cold_start_problems(settings))))
+    problems = drawn(settings)
+    asyncio.run(play_all(settings, problems, urls))
+    kept_traces.finish(settings, problems)
+
+
+def drawn(settings: config.Config) -> list[Problem]:
+    """The cold start's problems in random order."""
+    problems = cold_start_problems(settings)
+    return random.Random(settings.run.seed).sample(problems, len(problems))
 
 
 if __name__ == "__main__":
