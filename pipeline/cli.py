@@ -187,30 +187,30 @@ def train(run_toml, overrides, redis_url):
 @cli.command("cold-start")
 @click.argument("run_toml", type=RUN_TOML)
 @overrides_argument
-def cold_start(run_toml, overrides):
-    """Make version 0: the model made on the spot if there is none, fine-tuned on scripted traces if asked for."""
-    from pipeline import version_0
+@json_option
+def cold_start(run_toml, overrides, as_json):
+    """Make version 0: the model made on the spot if there is none, fine-tuned on traces if asked for."""
+    from pipeline import preparation
     from pipeline.config_file import load
-    from pipeline.launch import step
-    from pipeline.supervisor import Supervisor
 
-    supervisor = Supervisor()
-    try:
-        # of the processes that compose starts it is the first: what may change of a run's settings, changes here
-        version_0.make(load(_resolved(run_toml, overrides, rewrite=True)), supervisor, step)
-    finally:
-        supervisor.stop()
+    # of the processes that compose starts it is the first: what may change of a run's settings, changes here
+    show(preparation.cold_start(load(_resolved(run_toml, overrides, rewrite=True))), as_json)
 
 
 @cli.command()
 @click.argument("run_toml", type=RUN_TOML)
 @overrides_argument
 @engines_option
-def values(run_toml, overrides, engine_urls):
-    """Score every prompt a few times with version 0, before training, for its first value."""
-    from pipeline.programs import engine_arguments
+@json_option
+def values(run_toml, overrides, engine_urls, as_json):
+    """Score every prompt a few times with version 0, before training, for its first value.
 
-    _become(None, "workers.evaluate", "values", _resolved(run_toml, overrides), *engine_arguments(engine_urls))
+    Without --engine, HEADRACE_ENGINES and engines.urls, engines are started for it.
+    """
+    from pipeline import preparation
+    from pipeline.config_file import load
+
+    show(preparation.values(load(_resolved(run_toml, overrides)), engine_urls), as_json)
 
 
 @cli.command()

@@ -33,8 +33,10 @@ class EngineProcess:
     program: Program
 
 
-def engine_processes(config: Config) -> list[EngineProcess]:
+def engine_processes(config: Config, role: str = "engine", model: Path | None = None) -> list[EngineProcess]:
     """What to start for [engines]; nothing when engines.urls names servers that run already.
+
+    role: of which the names are made; model: the folder to serve, if not the one that the run starts from.
 
     Raises ConfigError for a port in use and for an interpreter without SGLang.
     """
@@ -42,14 +44,14 @@ def engine_processes(config: Config) -> list[EngineProcess]:
         return []
     python = sglang_python(config.engines.python)
     found = _ports(config.engines.count, config.engines.port)
-    return [_engine(config, python, number, port) for number, port in enumerate(found)]
+    model = model or config.model_path
+    return [_engine(config, python, f"{role}-{number}", number, port, model) for number, port in enumerate(found)]
 
 
-def _engine(config: Config, python: Path, number: int, port: int) -> EngineProcess:
-    name = f"engine-{number}"
-    settings, model = config.model_dump(mode="json"), str(config.model_path)
+def _engine(config: Config, python: Path, name: str, number: int, port: int, model: Path) -> EngineProcess:
+    settings = config.model_dump(mode="json")
     gpus = config.engines.gpus[number * config.engines.tp : (number + 1) * config.engines.tp]
-    argv = engine_command.argv(str(python), settings, model, "127.0.0.1", port, config.run.seed + number)
+    argv = engine_command.argv(str(python), settings, str(model), "127.0.0.1", port, config.run.seed + number)
     variables = environment(config.engines.threads, gpus) | engine_command.environment(config.engines.device)
     program = Program(name, argv, log_of(config, name), variables, GRACE_S[config.engines.device], serves=True)
     return EngineProcess(name, f"http://127.0.0.1:{port}", program)

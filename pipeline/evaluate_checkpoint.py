@@ -5,7 +5,6 @@ weights/30-3f9a or 30 ──▶ SGLang, loaded and verified ──▶ python -m 
 
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,9 @@ def evaluate(checkpoint: str, run: str | None, engine_url: str | None = None) ->
 
 def _start_engine(config: Config, supervisor: Supervisor) -> str:
     one = config.model_copy(update={"engines": config.engines.model_copy(update={"count": 1, "urls": [], "port": 0})})
-    (engine,) = engine_processes(one)
-    # its own log: the run may be up, with an engine-0 of its own
-    program = replace(engine.program, name="eval-engine", log=programs.log_of(config, "eval-engine"))
-    supervisor.start(program)
-    wait_until_up([replace(engine, program=program)], supervisor, config.engines.start_timeout_s)
+    (engine,) = engine_processes(one, "eval-engine")  # its own log: the run may be up, with an engine-0 of its own
+    supervisor.start(engine.program)
+    wait_until_up([engine], supervisor, config.engines.start_timeout_s)
     return engine.url
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import redis
 
-from pipeline import evals, programs, summary, version_0
+from pipeline import evals, first_values, preparation, summary, version_0
 from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.config_rules import unwise
@@ -35,7 +35,6 @@ from pipeline.redis_server import RedisServer, connect, find_binary, find_url, p
 from pipeline.run_folder import Lock, locked, open_folder
 from pipeline.supervisor import Supervisor
 
-VALUES_S = 24 * 3600.0  # engines that hang end them sooner, by rollout.request_timeout_s
 LOOP_S = 0.1
 Answer = TypeVar("Answer")
 LAST_GRACE_S = 2  # when the last update is made, nothing that is still in flight will be trained
@@ -82,6 +81,9 @@ def check(config: Config, redis_url: str | None) -> list[EngineProcess]:
         gguf_file(config.model.gguf)
     if config.data.path or (config.eval.data and config.eval.data.path):  # tasks take longer; no person typed them
         training_problems(config)
+    version_0.check(config)
+    if config.advantage.values is not None and first_values.missing(config):
+        first_values.source(config)
     if find_url(redis_url, config.redis.url) is None:
         find_binary()
     return engine_processes(config)
@@ -138,8 +140,9 @@ class Launch:
         # the ledger has all first values, or none
         n = config.advantage.offline_rollouts
         if n and not self._ask(self._in_ledger):
-            with step(f"first values: {n} rollout{'s' if n > 1 else ''} a prompt"):
-                self._score_prompts()
+            played = f"first values: {n} rollout{'s' if n > 1 else ''} a prompt"
+            with step(f"first values of {config.advantage.values}" if config.advantage.values else played):
+                preparation.play(config, self._supervisor, lambda: self._engine_urls)
 
     def _start_redis(self) -> None:
         if self.url is None:
@@ -157,11 +160,6 @@ class Launch:
             return bool(LedgerView(self._client, self.config.run.name).fields())
         except UnknownRun:
             return False
-
-    def _score_prompts(self) -> None:
-        """Rollouts of version 0 for every prompt that has none in values.jsonl yet."""
-        values = self._supervisor.start(programs.values(self.config, self._engine_urls))
-        self._supervisor.wait_until(lambda: not values.running, values.program, VALUES_S)
 
     @property
     def _engine_urls(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Is this a model that engine and trainer can load? Answered before anything starts.
 
 model.path   a Hugging Face folder           check_model_folder()
+             with cold_start.teacher         check_one_tokenizer()
 model.gguf   one file, to become a folder    gguf_file()
 """
 
@@ -30,6 +31,17 @@ def check_model_folder(folder: Path, context_length: int) -> None:
         raise ConfigError(f"{folder}: no *.safetensors; convert the weights with `save_pretrained(folder)` first")
     for path in weights:
         _check_safetensors(path)
+
+
+def check_one_tokenizer(teacher: Path, model: Path) -> None:
+    """Raises ConfigError if their tokens differ: what the teacher samples is trained on as it is."""
+    theirs, ours = _vocabulary(teacher), _vocabulary(model)
+    if differing := sorted(theirs.items() ^ ours.items(), key=lambda item: item[1]):
+        token, number = differing[0]
+        raise ConfigError(
+            f"cold_start.teacher: {teacher} has another tokenizer than {model}: token {number}, {token!r}, is in one "
+            "of them alone. Traces are trained on token by token: take a teacher of the model's own family"
+        )
 
 
 def gguf_file(source: str) -> Path:
@@ -72,6 +84,18 @@ def _json(path: Path) -> dict:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object; copy the model again")
     return value
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    """token -> id, added tokens included."""
+    tokenizer = _json(folder / "tokenizer.json")
+    try:
+        found = tokenizer["model"]["vocab"]
+        if isinstance(found, list):  # of a unigram model: [token, score], …
+            found = {token: number for number, (token, _) in enumerate(found)}
+        return found | {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder}/tokenizer.json: no vocabulary is in it ({error!r}); copy it again") from None
 
 
 def _check_safetensors(path: Path) -> None:

@@ -40,9 +40,9 @@ def module(
     return Program(name, argv, log_of(config, name), environment(redis_url=redis_url), grace_s)
 
 
-def traces(config: Config) -> Program:
-    """Waits for the model's tokenizer; then writes traces.bin."""
-    return module(config, "traces", "workers.traces", run_toml(config))
+def traces(config: Config, teacher_urls: Sequence[str] = ()) -> Program:
+    """Waits for the model's tokenizer; then writes traces.bin. teacher_urls: of one that is served for it alone."""
+    return module(config, "traces", "workers.traces", run_toml(config), *engine_arguments(teacher_urls))
 
 
 def cold_start(config: Config) -> Program:

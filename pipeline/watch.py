@@ -21,7 +21,7 @@ from typing import Any
 import redis
 
 from advantage import Evidence
-from pipeline import events, jsonl
+from pipeline import events, first_values
 from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
@@ -210,7 +210,7 @@ class Watch:
 
 def first_prompts(config: Config) -> Iterator[dict[str, Any]]:
     """The training problems as the ledger takes them: id, payload (JSON), evidence of the outcomes in values.jsonl."""
-    outcomes = {line["id"]: line["outcomes"] for line in jsonl.read(config.folder / "values.jsonl")}
+    outcomes = first_values.outcomes(config)
     for problem in training_problems(config):
         evidence = Evidence.from_offline(outcomes.get(problem["id"], ()), mass=config.advantage.mass)
         payload = json.dumps(problem).encode()

@@ -3,7 +3,7 @@
     python -m workers.evaluate values RUN.toml --engine URL …                  training problems → values.jsonl
     python -m workers.evaluate eval RUN.toml --engine URL … [--version V]      held-out problems → one line of JSON
 
-values.jsonl has one line a problem, {"id", "outcomes": [n numbers in [0, 1]]}; the prompts' first values come from it.
+values.jsonl has one line a problem, as pipeline/first_values.py writes it; the prompts' first values come from it.
 Version 0 is loaded into the engines first; stopped and started again, only what is missing is played. A worker hosts
 held-out evaluations with the same `score` (eval_host.py).
 """
@@ -18,11 +18,10 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from pipeline import config, config_file, jsonl
-from pipeline.data import Problem, evaluation_problems, training_problems
+from pipeline import config, config_file, first_values
+from pipeline.data import Problem, evaluation_problems
 from pipeline.engine_processes import load_version
 from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
@@ -115,27 +114,20 @@ def summarize(outcomes: list[list[float]]) -> tuple[float, float]:
     return statistics.fmean(means), stderr
 
 
-def missing_values(settings: config.Config) -> list[Problem]:
-    """The problems that have no `advantage.offline_rollouts` outcomes in {run folder}/values.jsonl yet."""
-    n = settings.advantage.offline_rollouts
-    known = {line["id"] for line in jsonl.read(_values_of(settings)) if len(line["outcomes"]) == n}
-    return [problem for problem in training_problems(settings) if problem["id"] not in known] if n else []
-
-
 async def values(settings: config.Config, urls: list[str]) -> None:
-    """Append what is missing to {run folder}/values.jsonl. The engines must serve version 0."""
-    missing, path = missing_values(settings), _values_of(settings)
+    """Play what {run folder}/values.jsonl lacks. The engines must serve version 0."""
+    missing, n, done = first_values.missing(settings), settings.advantage.offline_rollouts, 0
 
-    def write(problem: Problem, outcomes: list[float]) -> None:
-        jsonl.append(path, {"id": problem["id"], "outcomes": outcomes})
+    def scored(problem: Problem, outcomes: list[float]) -> None:
+        nonlocal done
+        first_values.add(settings, problem, outcomes)
+        done += 1
+        if done % max(1, len(missing) // 10) == 0:
+            log.info("%d of %d prompts are scored", done, len(missing))
 
     if missing:
-        n = settings.advantage.offline_rollouts
-        await _with_scorer(settings, urls, 0, None, lambda scorer: scorer.score(missing, n, write))
-
-
-def _values_of(settings: config.Config) -> Path:
-    return settings.folder / "values.jsonl"
+        first_values.begin(settings)
+        await _with_scorer(settings, urls, 0, None, lambda scorer: scorer.score(missing, n, scored))
 
 
 async def evaluation(settings: config.Config, urls: list[str], version: int | None = None) -> dict[str, Any]:
@@ -185,7 +177,7 @@ def main() -> None:
     if not urls:
         parser.error("no engine: give --engine URL, or set engines.urls")
     if arguments.what == "values":
-        for url in urls if missing_values(settings) else []:  # of a run that goes on, they serve newer versions
+        for url in urls if first_values.missing(settings) else []:  # of a run that goes on, they serve newer versions
             load_version(url, settings.folder / "weights" / "0", settings)
         asyncio.run(values(settings, urls))
     else:

@@ -3,7 +3,9 @@ import json
 
 import pytest
 
+from pipeline import first_values
 from pipeline.data import training_problems
+from pipeline.weights import write_manifest
 from tests.workers.fake_sglang import FakeSGLang, answer
 from workers.evaluate import EvaluationFailed, evaluation, summarize, values
 
@@ -15,6 +17,14 @@ def label(run, version):
     return f"{run}:{version}:0123456789abcdef"
 
 
+def version_0(settings):
+    """As much of it as says which weights the values are of."""
+    folder = settings.folder / "weights" / "0"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"tensors")
+    write_manifest(folder, 0, [1, 2], [-1.0], "float32")
+
+
 def lines(settings):
     return [json.loads(line) for line in (settings.folder / "values.jsonl").read_text().splitlines()]
 
@@ -24,10 +34,11 @@ def test_values_are_n_outcomes_a_problem_and_only_what_is_missing_is_played(sett
     serve_label(label(run, 0))
     config = settings(advantage={"offline_rollouts": 3}, rollout={"max_tokens": 8, "context_length": 128})
     problems = training_problems(config)
-    config.folder.mkdir(parents=True)
-    marked = {"id": problems[0]["id"], "outcomes": [1.0, 0.5, 0.0]}
-    torn = json.dumps({"id": problems[1]["id"], "outcomes": [1.0, 1.0, 1.0]})[:-9]
-    (config.folder / "values.jsonl").write_text(json.dumps(marked) + "\n" + torn)
+    version_0(config)
+    first_values.add(config, problems[0], [1.0, 0.5, 0.0])
+    marked = lines(config)[0]
+    with (config.folder / "values.jsonl").open("a") as file:
+        file.write(json.dumps(marked | {"id": problems[1]["id"]})[:-9])  # torn
     asyncio.run(values(config, [sglang.url]))
     found = lines(config)
     assert found[0] == marked
