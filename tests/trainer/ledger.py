@@ -44,6 +44,9 @@ byte_budget = {byte_budget}
 [advantage]
 evidence = "{evidence}"
 
+[loss]
+{loss}
+
 [optimizer]
 lr = {lr}
 
@@ -68,6 +71,7 @@ DEFAULTS = {
     "every": 1,
     "byte_budget": 1 << 30,
     "evidence": "event",
+    "loss": "",
     "lr": 1e-3,
     "archive": "false",
 }

@@ -3,10 +3,12 @@
 import json
 import resource
 
+import numpy as np
 import pytest
 
-from pipeline import keys, weights
+from pipeline import keys, trajectory_file, weights
 from pipeline.errors import Fenced
+from pipeline.ledger_types import batch_digest
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, last_weights, recorded, train
 from trainer import checkpoint
@@ -36,6 +38,19 @@ def test_a_run_records_every_update_and_publishes_every_version(client, run, tmp
     assert published[3].path == f"weights/3-{trainer.incarnation}"
     assert producer.ledger.status()["checkpoint"] == 4
     assert sorted(p.name for p in (config.folder / "checkpoints").iterdir()) == ["2", "4"]
+    assert not (config.folder / "trained").exists()
+
+
+def test_every_trained_batch_is_archived_if_that_is_asked_for(client, run, tmp_path):
+    config = make_run(tmp_path, run, archive="true")
+    with Producer(client, config):
+        train(config, client)
+    folder = config.folder / "trained"
+    assert sorted(path.name for path in folder.iterdir()) == [f"{version}.bin" for version in range(4)]
+    for line in recorded(config):
+        batch = trajectory_file.read(folder / f"{line['version']}.bin")
+        assert batch_digest([t.entry for t in batch]) == line["batch"]
+        assert np.mean([t.reward for t in batch]) == pytest.approx(line["reward"])
 
 
 def test_publication_every_second_update_and_a_last_odd_one(client, run, tmp_path):

@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from pipeline import events, keys
 from pipeline.audit import audit
@@ -112,6 +113,27 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, redis_ur
     events.archive(client, run, config.folder / "events.jsonl")
     findings = audit(config, redis_url)
     assert findings.clean and findings.checked["trained"] >= 4, "each update was made from its batch, once"
+
+
+@pytest.mark.parametrize("reference", ["initial", "ewma"])
+def test_the_reference_policy_goes_on_from_the_checkpoint(client, run, tmp_path, reference):
+    def finished(name, kind):
+        loss = f'kl = 0.5\nreference = "{reference}"\n' + "reference_decay = 0.5" * (reference == "ewma")
+        config = make_run(tmp_path, name, loss=loss)
+        with Producer(client, config):
+            if kind is not Trainer:
+                with pytest.raises(Killed):
+                    train(config, client, kind=kind)
+                model = (
+                    config.folder / "model" / "model.safetensors"
+                )  # which version 0 need not be, and that may be gone
+                save_file({name: 2 * tensor for name, tensor in load_file(model).items()}, model, {"format": "pt"})
+            train(config, client)
+        return comparable(recorded(config)), last_weights(config)
+
+    expected = finished(run, Trainer)
+    assert expected[0][-1]["kl"] > 0
+    assert finished(f"{run}-killed", KilledWhileItWaits) == expected
 
 
 class Gated(Trainer):
