@@ -17,37 +17,35 @@ Options: `instructions`, a system message for models that need one; the tool is 
 does not carry over to sums which the model cannot do in its head, and so one for RL to unlearn.
 """
 
-import json
 import random
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import Any
 
 from pipeline import config
-from workers.environments import Environment, Turn
-from workers.sandbox import Limits, PythonSandbox
+from workers.environments import Environment, Turn, opening
+from workers.environments.answers import last_number, number, tagged
+from workers.environments.judge import Judge, open_judge
+from workers.environments.python_tool import PYTHON, observation, open_sandbox
+from workers.environments.tool_calls import BadCall, read_calls, write_call
+from workers.sandbox import PythonSandbox
 
-PYTHON = {
-    "type": "function",
-    "function": {
-        "name": "python",
-        "description": "Run Python code; answers with what it prints and the value of a last expression.",
-        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-    },
-}
-CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-NUMBER = re.compile(r"(?<![\d)])-?\d[\d,]*(?:\.\d+)?")  # the minus of 9-2 is none of the number's
-# Tasks whose whole question is an expression; the words round it would only cost a tiny model tokens.
+# Tasks whose whole question is an expression; the words round it would only cost a tiny model tokens. Their verifiers
+# give a full score to equal numbers alone.
 EXPRESSIONS = {"chain_sum", "products"}
 
 
 class MathTool(Environment):
-    def __init__(self, sandbox: PythonSandbox, instructions: str = "", direct: float = 0.0, last_number: bool = False):
+    def __init__(
+        self,
+        sandbox: PythonSandbox,
+        judge: Judge,
+        instructions: str = "",
+        direct: float = 0.0,
+        last_number: bool = False,
+    ):
         self.instructions, self.direct, self.last_number = instructions, direct, last_number
-        self.python = sandbox.session()
+        self.python, self.judge = sandbox.session(), judge
         self.tools = [PYTHON] if instructions else []
         self.problem: dict[str, Any] = {}
         self.observation: str | None = None
@@ -56,35 +54,41 @@ class MathTool(Environment):
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
-        limits = Limits(settings.tool_timeout_s, settings.tool_memory_mb, settings.tool_output_bytes)
-        sandbox = PythonSandbox(limits, settings.tool_concurrency, settings.allow_unconfined, settings.tool_preload)
-        async with sandbox:
-            yield lambda: cls(sandbox, **settings.options)
+        async with open_sandbox(settings) as sandbox, open_judge("tasks", settings) as judge:
+            yield lambda: cls(sandbox, judge, **settings.options)
 
     async def reset(self, prompt: dict[str, Any], seed: int) -> Turn:
         self.problem = prompt
         self.demonstrate_directly = random.Random(seed).random() < self.direct
         expression = self._expression()
-        question = f"{expression} = ?" if expression else prompt["question"]
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return Turn([*system, {"role": "user", "content": question}])
+        if expression:
+            prompt = {"question": f"{expression} = ?"}
+        return Turn(opening(prompt, self.instructions))
 
     async def step(self, reply: str) -> Turn:
-        if call := CALL.search(reply):
-            code = read_call(call[1])
-            if code is None:
+        if calls := read_calls(reply, [PYTHON]):
+            if isinstance(calls[0], BadCall):
                 return Turn([], reward=0.0, done=True, metrics={"malformed_call": 1})
-            result = await self.python.run(code)
-            self.observation = result.output.strip()
-            if result.error:
-                lost = "; all variables are lost" if result.state_lost else ""
-                self.observation = f"{self.observation}\n[{result.error}{lost}]".strip()
+            self.observation = observation(await self.python.run(calls[0].arguments["code"]))
             return Turn([{"role": "tool", "content": self.observation}], metrics={"tool_calls": 1})
-        if answer := ANSWER.search(reply):
-            return Turn([], reward=verify(self.problem, answer[1].strip()), done=True)
-        if self.last_number and (numbers := NUMBER.findall(reply)):
-            return Turn([], reward=verify(self.problem, numbers[-1]), done=True)
-        return Turn([], reward=0.0, done=True, metrics={"no_answer": 1})
+        answer = tagged(reply)
+        if answer is None and self.last_number:
+            answer = last_number(reply)
+        if answer is None:
+            return Turn([], reward=0.0, done=True, metrics={"no_answer": 1})
+        return await self._verify(answer)
+
+    async def _verify(self, answer: str) -> Turn:
+        """Reward 1 for the verifier's full score, else 0: an answer that merely contains the right one earns it a part,
+        which would teach a model to list many. Problems of no task: equality, of numbers by value."""
+        expected = str(self.problem["answer"]).strip()
+        task = self.problem.get("task")
+        if answer == expected:
+            return Turn([], reward=1.0, done=True)
+        if task is None or task in EXPRESSIONS:
+            return Turn([], reward=float(number(answer) == number(expected) is not None), done=True)
+        verdict = await self.judge(answer, self.problem)
+        return Turn([], reward=float(verdict.score == 1.0), done=True, metrics=verdict.metrics)
 
     async def close(self) -> None:
         await self.python.close()
@@ -97,47 +101,7 @@ class MathTool(Environment):
             return f"<answer>{self.problem['answer']}</answer>"
         if not (expression := self._expression()):
             return None
-        arguments = json.dumps({"name": "python", "arguments": {"code": f"print({expression})"}})
-        return f"<tool_call>\n{arguments}\n</tool_call>"
+        return write_call("python", code=f"print({expression})")
 
     def _expression(self) -> str | None:
         return self.problem["metadata"]["expression"] if self.problem.get("task") in EXPRESSIONS else None
-
-
-def read_call(text: str) -> str | None:
-    """The code of a call in the form of Hermes and Qwen, or None if this is not one."""
-    try:
-        call = json.loads(text)
-        code = call["arguments"]["code"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return code if call.get("name") == "python" and isinstance(code, str) else None
-
-
-def verify(problem: dict[str, Any], answer: str) -> float:
-    """1.0 if reasoning-gym's verifier of the problem's task gives the answer its full score, else 0.0: an answer that
-    merely contains the right one earns it a part, which would teach a model to list many. Other problems: equality."""
-    expected = str(problem["answer"]).strip()
-    if answer == expected:
-        return 1.0
-    if "task" not in problem:
-        return float(_number(answer) is not None and _number(answer) == _number(expected))
-    score = _scorer(problem["task"])
-    try:
-        return float(score(answer, problem) == 1.0)
-    except Exception:  # some verifiers raise on answers that they cannot parse: such an answer is wrong
-        return 0.0
-
-
-@cache
-def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
-    import reasoning_gym  # here, because it takes a second to import and answers are mostly equal to the expected one
-
-    return reasoning_gym.get_score_answer_fn(task)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", "").lstrip("$"))
-    except ValueError:
-        return None
