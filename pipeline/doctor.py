@@ -27,6 +27,7 @@ async def main():
         async with sandbox.session() as python:
             result = await python.run("print(6 * 7)")
         assert result.output.strip() == "42", result
+        print(sandbox.confinement)
 asyncio.run(main())
 """
 
@@ -73,11 +74,11 @@ def _sandbox() -> tuple[bool, str, str]:
         env=programs.inherited(programs.environment()),
     )
     said = answer.stderr.strip().splitlines()[-1:] or [""]
-    found = "confined Python ran" if answer.returncode == 0 else said[0]
+    found = f"Python ran confined by {answer.stdout.strip()}" if answer.returncode == 0 else said[0]
     return (
         answer.returncode == 0,
         found,
-        "Linux ≥ 5.13 with Landlock and seccomp, libseccomp2 and `pip install 'headrace[rollout]'`; "
+        "Linux ≥ 5.13 with Landlock and seccomp, libseccomp2 and `pip install 'headrace[rollout]'`, or bubblewrap; "
         "environment.allow_unconfined = true runs tools without a sandbox",
     )
 

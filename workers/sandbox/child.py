@@ -1,7 +1,8 @@
 """The forked child of one session: confine this process, then run call after call in one namespace.
 
     fd 0  nothing to read        fd 1, 2  what the code prints, to the fork server
-    fd 3  the server's end: a call comes as 4 bytes of length and its code, one byte answers: DONE | EXCEPTION | OUTPUT
+    fd 3  the server's end: a call comes as TOKEN bytes, 4 bytes of length and its code; the answer is the token and how
+          it ended: DONE | EXCEPTION | OUTPUT
 
 What cannot leave the variables whole ends the process, and its exit status says why: MEMORY | REFUSED | other. The code
 is not trusted, and it shares this process: so whatever is said on a descriptor, or by the exit status, can mislead only
@@ -23,6 +24,7 @@ from workers.sandbox.confinement import CONTROL, Confinement
 
 DONE, EXCEPTION, OUTPUT = b"\0", b"\1", b"\2"
 CRASHED, MEMORY, REFUSED = 70, 75, 76
+TOKEN = 8  # another one for every call: what is said too early, or twice, is not taken for the end of a later one
 
 TIMERS = {
     signal.ITIMER_REAL: signal.SIGALRM,
@@ -53,8 +55,8 @@ def serve(control: int, output: int, confinement: Confinement, server: int) -> N
             gc.enable()
             main = sys.modules["__main__"] = types.ModuleType("__main__")
             while True:
-                code = receive().decode("utf-8", "surrogatepass")
-                os.write(CONTROL, execute(code, main.__dict__, confinement.limits.output_bytes))
+                token, code = receive()
+                os.write(CONTROL, token + execute(code, main.__dict__, confinement.limits.output_bytes))
     except MemoryError:
         status = MEMORY
     finally:
@@ -67,10 +69,10 @@ def reseed() -> None:
         sys.modules["numpy.random"].seed()
 
 
-def receive() -> bytes:
-    """The next call's code; ends the process when there will be none."""
-    size = int.from_bytes(_exactly(4), "big")
-    return _exactly(size)
+def receive() -> tuple[bytes, str]:
+    """The next call's token and code; ends the process when there will be none."""
+    token, size = _exactly(TOKEN), int.from_bytes(_exactly(4), "big")
+    return token, _exactly(size).decode("utf-8", "surrogatepass")
 
 
 def _exactly(size: int) -> bytes:
@@ -86,18 +88,20 @@ def _exactly(size: int) -> bytes:
 def execute(code: str, namespace: dict[str, Any], most: int) -> bytes:
     """Run `code`; an uncaught exception is printed as the last line of Python's traceback. Raises MemoryError."""
     stream = Output.stream(most)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115  (closing it, as exit() does, leaves 0 open)
+    sys.stdin = sys.__stdin__ = io.StringIO()  # new, because exit() closes it
     sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = stream  # one stream: the order of prints is kept
     try:
-        status = _run(code, namespace, stream)
-        stream.flush()
+        try:
+            status = _run(code, namespace, stream)
+        finally:
+            be_quiet()
+        if not stream.closed:
+            stream.flush()
     except OutputFull:
         status = OUTPUT
     except MemoryError:
         os.write(1, b"MemoryError\n")
         raise
-    finally:
-        be_quiet()
     return status
 
 

@@ -1,6 +1,7 @@
 """The worker's side of the Python tool: sessions, whose calls take turns; another fork server when one dies."""
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import os
@@ -56,6 +57,11 @@ class PythonSandbox:
         """Variables, imports and functions of one call are there in the next; nothing is started before the first."""
         return Session(self, next(self._numbers))
 
+    @property
+    def confinement(self) -> str:
+        """What confines the code, in words; empty before the start."""
+        return self._server.confinement if self._server else ""
+
     async def close(self) -> None:
         """Stop every session and the fork server; later calls raise SandboxUnavailable("CLOSED")."""
         self._closed = True
@@ -83,11 +89,15 @@ class PythonSandbox:
                 except (ServerDied, OSError) as error:  # a TimeoutError is an OSError
                     log.warning("the sandbox's fork server did not start: %s", error)
                     self._deaths += 1
-            raise SandboxUnavailable(
-                "SERVER",
-                f"the sandbox's fork server died {self._deaths} times without an answer; free memory and process slots "
-                "on this machine, look at its error on stderr above, then start the worker again",
-            )
+            raise self.keeps_dying(self._deaths)
+
+    @staticmethod
+    def keeps_dying(times: int) -> SandboxUnavailable:
+        return SandboxUnavailable(
+            "SERVER",
+            f"the sandbox's fork server died {times} times without an answer; free memory and process slots on this "
+            "machine, look at its error on stderr above, then start the worker again",
+        )
 
     def answered(self) -> None:
         self._deaths = 0
@@ -103,7 +113,7 @@ class Session:
     def __init__(self, sandbox: PythonSandbox, number: int):
         self._sandbox, self._number = sandbox, number
         self._turn = asyncio.Lock()
-        self._counted = self._closed = False
+        self._counted = self._closed = self._interrupted = False
         self._server: ForkServer | None = None  # the one that has this session's variables
 
     async def __aenter__(self) -> "Session":
@@ -122,6 +132,8 @@ class Session:
                 self._counted = True
             async with self._sandbox.places:
                 result = await self._call(code)
+        if self._closed:
+            raise SandboxUnavailable("CLOSED", "this session was closed while its call ran")
         if result.error == "refused":
             raise SandboxUnavailable("REFUSED", f"{result.output}; free process slots and memory on this machine")
         return result
@@ -130,27 +142,37 @@ class Session:
         """End the process, and with it whatever call still runs."""
         self._closed = True
         if self._server:
-            self._server.send(session=self._number, end="close")
+            self._server.end(self._number)
             self._server = None
         if self._counted:
             self._counted = False
             self._sandbox.children.release()
 
     async def _call(self, code: str) -> ToolResult:
-        while True:
+        for _ in range(DEATHS_IN_A_ROW):
             server, before = await self._sandbox.server(), self._server
-            if before is server or before is None:
-                self._server = server
-                try:
-                    result = await server.call(self._number, code, self._sandbox.limits.seconds + GRACE_SECONDS)
-                except ServerDied:
-                    if before is None:
-                        self._server = None
-                        continue  # nothing was kept yet, and confined code has no effects: it can simply be run again
-                else:
-                    self._sandbox.answered()
-                    return result
-            self._server = None
-            raise SandboxUnavailable(
-                "LOST", "the fork server ended and with it the variables of this session: begin another one"
-            )
+            if before not in (None, server):
+                break  # it has died between two calls
+            self._server = server
+            try:
+                result = await server.call(self._number, code, self._sandbox.limits.seconds + GRACE_SECONDS)
+            except ServerDied:
+                self._server = None
+                if before:
+                    break
+                continue  # nothing was kept yet, and confined code has no effects: it can simply be run again
+            except asyncio.CancelledError:
+                self._server, self._interrupted = None, True
+                raise
+            self._sandbox.answered()
+            if result.state_lost:
+                self._server = None
+            if self._interrupted:
+                result, self._interrupted = dataclasses.replace(result, state_lost=True), False
+            return result
+        else:
+            raise self._sandbox.keeps_dying(DEATHS_IN_A_ROW)
+        self._server = None
+        raise SandboxUnavailable(
+            "LOST", "the fork server ended, and with it the variables of this session: begin the episode again"
+        )

@@ -19,6 +19,11 @@ class Confinement:
     rules: int | None
     program: seccomp.Program | None
 
+    @property
+    def layers(self) -> list[str]:
+        """Those that this machine has, of the two that it may lack."""
+        return ["Landlock"] * (self.rules is not None) + ["seccomp"] * (self.program is not None)
+
     def apply(self, server: int, control: int) -> None:
         """Bind this process for ever; its server has given up its privileges before.
 
@@ -43,13 +48,6 @@ def prepare(
     """
     missing, rules, program = [], None, None
     try:
-        rules = landlock.ruleset(files, folders)
-        trial(lambda: landlock.restrict(rules))
-    except OSError as error:
-        rules = None
-        what = "Linux 5.13 with landlock in its lsm= list, and a container whose seccomp profile allows landlock_*"
-        missing.append(("LANDLOCK", f"Landlock ({error}): it needs {what}"))
-    try:
         program = seccomp.compile_filter()
     except ImportError:
         missing.append(("LIBSECCOMP", "the Python package pyseccomp: pip install 'headrace[rollout]'"))
@@ -62,6 +60,13 @@ def prepare(
             program = None
             what = "a kernel with CONFIG_SECCOMP_FILTER and a container that allows prctl(PR_SET_SECCOMP)"
             missing.append(("SECCOMP", f"seccomp ({error}): it needs {what}"))
+    try:
+        rules = landlock.ruleset(files, folders)
+        trial(lambda: landlock.restrict(rules))
+    except OSError as error:
+        rules = None
+        what = "Linux 5.13 with landlock in its lsm= list, and a container whose seccomp profile allows landlock_*"
+        missing.append(("LANDLOCK", f"Landlock ({error}): it needs {what}"))
     return Confinement(limits, address_space_bytes(), rules, program), missing
 
 

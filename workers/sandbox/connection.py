@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Coded
+from workers.sandbox import bubblewrap
 from workers.sandbox.limits import Limits
 
 log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0  # importing the standard library on a machine that is busy starting engines
 PROBE_SESSION = 0
+LAYERS_OF_THE_KERNEL = ("LANDLOCK", "SECCOMP")
+NOBODY = 65534
 
-# Confined code can do none of these; the file is one of ours, which is there and is none of its business.
-PROBE = f"""
+# It ends its process, so that nothing is left of it when the server is ready.
+PROBE = """
 import os
-for escape in (lambda: open({__file__!r}), os.fork, lambda: os.kill(os.getppid(), 0)):
+for escape in ESCAPES:
     try:
         escape()
     except OSError:
@@ -36,6 +39,8 @@ else:
     print("confined")
 os._exit(0)
 """
+ESCAPES = ["lambda: open('/etc/passwd')", "os.fork"]
+SIGNAL = "lambda: os.kill(os.getppid(), 0)"  # bubblewrap alone lets sessions signal each other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,23 +80,55 @@ class ForkServer:
         self.process, self.reader, self.writer = process, reader, writer
         self.waiting: dict[int, asyncio.Future] = {}
         self.calls = 0
-        self.listener = None
+        self.listener: asyncio.Task | None = None
+        self.confinement = ""
 
     @classmethod
     async def start(cls, limits: Limits, modules: Sequence[str], allow_unconfined: bool) -> "ForkServer":
         """Start the process and wait until it is ready; raises ServerDied, OSError or SandboxUnavailable."""
-        settings = {"limits": dataclasses.asdict(limits), "modules": modules, "allow_unconfined": allow_unconfined}
+        try:
+            return await cls._start(limits, modules)
+        except SandboxUnavailable as error:
+            if error.code not in LAYERS_OF_THE_KERNEL:
+                raise
+            lacking = error
+        if within := bubblewrap.command():
+            # Without seccomp it is a limit that forbids to fork, and none of those binds root.
+            user = NOBODY if lacking.code == "SECCOMP" and os.geteuid() == 0 else None
+            try:
+                return await cls._start(limits, modules, within, user)
+            except (ServerDied, OSError, SandboxUnavailable) as error:
+                log.warning("bubblewrap is installed, and cannot confine the Python tool here: %s", error)
+        if not allow_unconfined:
+            raise lacking
+        return await cls._start(limits, modules, unconfined=True)
+
+    @classmethod
+    async def _start(
+        cls,
+        limits: Limits,
+        modules: Sequence[str],
+        within: Sequence[str] = (),
+        user: int | None = None,
+        unconfined: bool = False,
+    ) -> "ForkServer":
+        every_layer = not (within or unconfined)
+        settings = {"limits": dataclasses.asdict(limits), "modules": modules, "every_layer": every_layer}
         ours, theirs = socket.socketpair()
         with theirs:
+            command = [sys.executable, "-m", "workers.sandbox.server", str(theirs.fileno()), json.dumps(settings)]
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "workers.sandbox.server", str(theirs.fileno()), json.dumps(settings)],
+                    [*within, *command],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env=environment(),
                     cwd="/",
                     start_new_session=True,  # Ctrl-C and the supervisor's signals are the worker's, which drains first
+                    user=user,
+                    group=user,
+                    extra_groups=None if user is None else [],
                 )
             except OSError:
                 ours.close()
@@ -103,21 +140,23 @@ class ForkServer:
                 if "unavailable" in hello:
                     raise SandboxUnavailable(*hello["unavailable"])
                 server.listener = asyncio.create_task(server.listen())
+                server.confinement = " and ".join((["bubblewrap"] if within else []) + hello["layers"])
                 for path in hello["hidden"]:
                     log.warning("nobody cannot read %s: the Python tool has only what is imported already", path)
-                if hello["missing"]:
-                    missing = "; ".join(hello["missing"])
-                    log.warning("the Python tool runs a model's code UNCONFINED; missing: %s", missing)
+                if unconfined:
+                    log.warning("the Python tool runs a model's code UNCONFINED; missing: %s", hello["missing"])
                 else:
-                    await server.try_to_escape()
+                    await server.try_to_escape(ESCAPES + [SIGNAL] * bool(hello["layers"]))
+                if within:
+                    log.warning("the Python tool is confined by %s; missing: %s", server.confinement, hello["missing"])
         except BaseException:
             await server.close()
             raise
         return server
 
-    async def try_to_escape(self) -> None:
-        """Raises SandboxUnavailable unless every layer holds."""
-        result = await self.call(PROBE_SESSION, PROBE, START_SECONDS)
+    async def try_to_escape(self, escapes: Sequence[str]) -> None:
+        """Raises SandboxUnavailable unless the kernel refuses every one."""
+        result = await self.call(PROBE_SESSION, PROBE.replace("ESCAPES", f"({', '.join(escapes)})"), START_SECONDS)
         if result.output != "confined\n":
             raise SandboxUnavailable(
                 "ESCAPED", f"the kernel's confinement does not hold (a trial call gave {result}): run on Linux itself"
@@ -169,9 +208,12 @@ class ForkServer:
             self.process.kill()  # stuck or stopped: the other calls learn it from the closed socket
             raise ServerDied from None
         except asyncio.CancelledError:
-            if self.waiting.pop(call, None):
-                self.send(session=session, end="stop")
+            self.end(session)
             raise
+
+    def end(self, session: int) -> None:
+        """Kill a session's child, if it has one; a call that still waits is answered."""
+        self.send(session=session)
 
     async def close(self) -> None:
         """Close the socket, upon which the server stops its children and ends; kill it if it does not."""

@@ -1,7 +1,7 @@
 """One session's child as the fork server sees it: when it runs, what it has printed, how it ended.
 
-    begin(code) ──▶ running ──status byte──▶ SIGSTOP ──the kernel says so──▶ stopped ──begin(code)──▶ SIGCONT, running …
-                       └── deadline, too much output, anything but one status byte ──▶ SIGKILL: the variables are lost
+    begin(code) ──▶ running ──its report─▶ SIGSTOP ──the kernel says so──▶ stopped ──begin(code)──▶ SIGCONT, running …
+                       └── deadline, too much output, anything else said ──▶ SIGKILL: the variables are lost
 
 A stopped process can neither compute nor print, whatever the code left behind; what it printed until then was its
 call's. The next child will be a copy of this process's memory: so an episode's code and output live here only in
@@ -18,6 +18,7 @@ from workers.sandbox import child
 from workers.sandbox.confinement import Confinement
 
 REPORTS = {child.DONE: None, child.EXCEPTION: "exception", child.OUTPUT: "output"}
+HEAD = child.TOKEN + 4
 EXITS = {child.MEMORY: "memory", child.REFUSED: "refused"}
 
 
@@ -31,7 +32,7 @@ class Forked:
         self.unsent = memoryview(b"")
         self.call: int | None = None
         self.error: str | None = None
-        self.reported = self.killed = False
+        self.token, self.reported, self.killed = b"", False, False
         self.started, self.deadline, self.seconds = 0.0, math.inf, 0.0
         self.control, self.theirs = socket.socketpair()
         try:
@@ -60,9 +61,11 @@ class Forked:
             os.close(self.write_end)
 
     def begin(self, call: int, code: bytearray) -> None:
-        """Run the next call; `code` is what goes through the control socket, and is overwritten on its way."""
+        """Run the next call. code: after HEAD free bytes; it is overwritten on its way."""
         limits = self.confinement.limits
-        self.call, self.error, self.reported, self.unsent = call, None, False, memoryview(code)
+        self.call, self.error, self.reported, self.token = call, None, False, os.urandom(child.TOKEN)
+        code[:HEAD] = self.token + (len(code) - HEAD).to_bytes(4, "big")
+        self.unsent = memoryview(code)
         self.started = time.monotonic()
         self.deadline = self.started + limits.seconds
         limits.grant_cpu(self.pid)
@@ -75,13 +78,14 @@ class Forked:
                 sent = self.control.send(self.unsent)
                 self.unsent[:sent] = bytes(sent)
                 self.unsent = self.unsent[sent:]
-            said = self.control.recv(2)
+            said = self.control.recv(child.TOKEN + 2)
         except BlockingIOError:
             return
         except ConnectionError:
             said = b""
-        if said in REPORTS and self.call is not None and not (self.unsent or self.reported):
-            self.reported, self.error = True, REPORTS[said]
+        token, how = said[: child.TOKEN], said[child.TOKEN :]
+        if token == self.token and how in REPORTS and not (self.unsent or self.reported):
+            self.reported, self.error = True, REPORTS[how]
             self.seconds, self.deadline = time.monotonic() - self.started, math.inf
             os.kill(self.pid, signal.SIGSTOP)
         else:  # nothing: it has closed its end, most likely by ending, and wait(2) will say how

@@ -39,8 +39,8 @@ def standard_library() -> Places:
     # Not sysconfig's own "platstdlib": in a virtual environment that is the folder of all its packages.
     compiled = sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})
     folders = {path for path in (sysconfig.get_path("stdlib"), compiled) if os.path.isdir(path)}
-    files = [entry.path for folder in folders for entry in os.scandir(folder) if not entry.name.endswith("-packages")]
-    return Places(files, list(folders))
+    entries = [entry for folder in folders for entry in os.scandir(folder) if not entry.name.endswith("-packages")]
+    return Places([entry.path for entry in entries if os.path.exists(entry)], list(folders))  # some are broken links
 
 
 def packages(names: Iterable[str]) -> Places:

@@ -1,12 +1,12 @@
 """The fork server: one small warm interpreter that forks a confined child per session and watches it.
 
-    python -m workers.sandbox.server FD '{"limits": {…}, "modules": ["sympy"], "allow_unconfined": false}'
+    python -m workers.sandbox.server FD '{"limits": {…}, "modules": ["sympy"], "every_layer": true}'
 
 FD is one end of a socket pair. A message is a 4-byte big-endian length, JSON, and as many bytes as its "bytes" says:
-    server → worker   {"missing": […], "hidden": […]} | {"unavailable": [code, message]}              once
+    server → worker   {"layers": […], "missing": "…", "hidden": […]} | {"unavailable": [code, message]}            once
     worker → server   {"session": 3, "call": 7, "bytes": 8} print(1)      run it, in a new child if there is none
     server → worker   {"call": 7, "error": null, "lost": false, "seconds": 0.003, "cut": false, "bytes": 2} 1\\n
-    worker → server   {"session": 3, "end": "stop" | "close"}             kill its child, tell the next call | forget it
+    worker → server   {"session": 3}                                      kill its child
 The server ends, and its children with it, when the other end of the socket is closed or the worker dies.
 """
 
@@ -21,7 +21,7 @@ import time
 
 from workers.sandbox import kernel, preload, privileges
 from workers.sandbox.confinement import Confinement, prepare
-from workers.sandbox.forked import Forked
+from workers.sandbox.forked import HEAD, Forked
 from workers.sandbox.limits import Limits
 
 
@@ -67,13 +67,11 @@ class ForkServer:
         message = json.loads(body)
         session = message["session"]
         if "call" in message:
-            code = bytearray(message["bytes"].to_bytes(4, "big") + bytes(message["bytes"]))
-            read(self.channel, memoryview(code)[4:])
+            code = bytearray(HEAD + message["bytes"])
+            read(self.channel, memoryview(code)[HEAD:])
             self.run(session, message["call"], code)
-        elif one := self.sessions.get(session):
-            one.kill("cancelled")
-            if message["end"] == "close":
-                del self.sessions[session]
+        elif one := self.sessions.pop(session, None):
+            one.kill("crashed")
 
     def run(self, session: int, call: int, code: bytearray) -> None:
         one = self.sessions.get(session)
@@ -90,7 +88,7 @@ class ForkServer:
 
     def start(self, session: int, lost: bool) -> Forked:
         one = Forked(session, self.confinement, lost)
-        one.fork(list(self.sessions.values()))
+        one.fork(list(self.children.values()))
         self.sessions[session] = self.children[one.pid] = one
         self.selector.register(one.output, selectors.EVENT_READ, lambda: self.listen(one))
         self.selector.register(one.control, selectors.EVENT_READ, lambda: self.converse(one))
@@ -129,7 +127,7 @@ class ForkServer:
             del self.children[pid]
             self.unwatch(one.control)
             self.unwatch(one.output)
-            if one.call is not None and one.error != "cancelled":
+            if one.call is not None:
                 self.answer(one)
                 if self.sessions.get(one.session) is one:  # else it stays: the session's next call is told of its end
                     del self.sessions[one.session]
@@ -161,9 +159,11 @@ def send(channel: int, text: bytes | memoryview = b"", **message) -> None:
             rest = rest[os.write(channel, rest) :]
 
 
-def main(channel: int, limits: dict, modules: list[str], allow_unconfined: bool) -> None:
+def main(channel: int, limits: dict, modules: list[str], every_layer: bool) -> None:
     worker = os.getppid()
     kernel.die_with_parent(worker)
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where memory runs out, a session's process goes first, before engines and trainers
     try:
         library, packages = preload.standard_library(), preload.packages(modules)
     except ImportError as error:
@@ -175,10 +175,10 @@ def main(channel: int, limits: dict, modules: list[str], allow_unconfined: bool)
     preload.nothing_else()
     privileges.drop()
     kernel.die_with_parent(worker)  # again: the kernel forgets it when the user changes
-    if missing and not allow_unconfined:
-        lacks = "; ".join(text for _, text in missing)
+    lacks = "; ".join(text for _, text in missing)
+    if missing and every_layer:
         found = (
-            f"the Python tool runs only confined, and this machine lacks {lacks}; or set "
+            f"the Python tool runs only confined, and this machine lacks {lacks}; or install bubblewrap, or set "
             "environment.allow_unconfined = true to run a model's code with resource limits only"
         )
         send(channel, unavailable=[missing[0][0], found])
@@ -190,7 +190,7 @@ def main(channel: int, limits: dict, modules: list[str], allow_unconfined: bool)
     gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with this process
     gc.disable()
     hidden = [path for path in library.folders + packages.files if not os.access(path, os.R_OK)]
-    send(channel, missing=[text for _, text in missing], hidden=hidden)
+    send(channel, layers=confinement.layers, missing=lacks, hidden=hidden)
     server.serve()
 
 
