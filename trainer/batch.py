@@ -83,4 +83,13 @@ def describe(
         "mean_length": float(np.mean(lengths)),
         # a turn that engines changed in has several segments; who counts turns has them in the metrics
         "turns": float(np.mean([t.metrics.get("turns", len(t.segments)) for t in trajectories])),
+        "environment": _means(trajectories),
     }
+
+
+def _means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What the environment counted, a trajectory: tool_calls, and names of its own."""
+    totals = Counter()
+    for t in trajectories:
+        totals.update({name: number for name, number in t.metrics.items() if name != "turns"})
+    return {name: total / len(trajectories) for name, total in sorted(totals.items())}

@@ -158,6 +158,7 @@ class Worker:
             if isinstance(answer, Placed):
                 self.counts["episodes"] += len(trajectories)
             self.counts["action_tokens"] += sum(t.action_tokens for t in trajectories)
+            self.counts["tool_calls"] += sum(int(t.metrics["tool_calls"]) for t in trajectories)
         except NoEngine as error:
             log.warning("%s", error)
             await self._release(entry, "lost")  # no fault of the prompt's
@@ -235,4 +236,4 @@ class Worker:
         await asyncio.gather(*rest.values(), return_exceptions=True)
         for entry in rest:
             await self._release(entry, "cancelled")
-        log.info("drained: %d given back", len(rest))
+        log.info("drained: %d given back; in all %s", len(rest), dict(self.counts))

@@ -119,15 +119,16 @@ def test_packing_changes_nothing_in_any_variant_of_the_loss(tiny_model, name, bu
     assert distance(others, found) < 1e-5
 
 
-def test_turns_are_those_that_the_worker_counted(tiny_model):
+def test_turns_are_those_that_the_worker_counted_and_so_is_what_the_environment_counts(tiny_model):
     two = trajectory(1)
     split = two.segments[0]
     segments = [(split.start, 1, "a", 0), (split.start + 1, split.length - 1, "b", 1), two.segments[1]]
-    counted = trajectory(1, metrics={"turns": 2}, segments=segments)
+    counted = trajectory(1, metrics={"turns": 2, "tool_calls": 3, "no_answer": 1}, segments=segments)
     found = describe(
         [counted, two], np.array([1, 1]), np.array([1.0, -1.0]), gradients.settings(tiny_model, 400), version=1
     )
     assert found["turns"] == 2
+    assert found["environment"] == {"no_answer": 0.5, "tool_calls": 1.5}
     assert found["advantage_center"] == 0
 
 
