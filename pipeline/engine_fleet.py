@@ -70,6 +70,11 @@ class EngineFleet:
         return serves | {keeper.loading for keeper in self.keepers.values()} - {None}
 
     @property
+    def loading(self) -> list[str]:
+        """What engines are being given, one sentence each."""
+        return [f"{k.name} to serve version {k.loading}" for k in self.keepers.values() if k.loading is not None]
+
+    @property
     def problems(self) -> list[str]:
         """What is wrong, one sentence for each engine that is not routed to."""
         return [f"{keeper.name}: {keeper.problem}" for keeper in self.keepers.values() if keeper.problem]

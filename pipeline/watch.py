@@ -137,7 +137,7 @@ class Watch:
         held = self.evals.held()
         if held is not None:
             return f"the evaluation of version {held}"
-        return "; ".join(self.fleet.problems) or "the next version"
+        return "; ".join([*self.fleet.problems, *self.fleet.loading]) or "the next version"
 
     # -- the engines' thread
 

@@ -59,7 +59,7 @@ class Routes:
             begun = time.monotonic()
             engines = await self._ledger(self._ledger.coordinator.engines)
             self.ready = {e.name: e for e in engines if e.state == "ready" and e.url}
-            self.not_ready = {e.name: e.reason or e.state for e in engines if e.name not in self.ready}
+            self.not_ready = {e.name: _why(e.state, e.reason) for e in engines if e.name not in self.ready}
             self._read = begun
             self._changed.set()
             self._changed = asyncio.Event()
@@ -115,7 +115,7 @@ class Routes:
         """Nothing more goes to this engine until the coordinator has verified it again."""
         if self.ready.pop(name, None):
             log.warning("engine %s is not routed to: %s", name, reason)
-            self.not_ready[name] = reason
+            self.not_ready[name] = _why("failed", reason)
             await self._ledger(self._ledger.coordinator.mark_engine, name, "failed", reason)
 
     def waiting(self) -> str:
@@ -125,3 +125,7 @@ class Routes:
         if not self.not_ready:
             return "no engine is registered"
         return "no engine is ready: " + "; ".join(f"{name} is {why}" for name, why in self.not_ready.items())
+
+
+def _why(state: str, reason: str) -> str:
+    return f"{state}: {reason}" if reason else state

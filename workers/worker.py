@@ -229,6 +229,7 @@ class Worker:
         log.info("draining: %d entries in flight", len(self.entries))
         await self.evaluations.give_back()
         if self.entries:
+            self.waiting = f"its last {len(self.entries)} entries, for {self.settings.rollout.grace_s:g} s at most"
             await asyncio.wait([entry.task for entry in self.entries.values()], timeout=self.settings.rollout.grace_s)
         rest = {name: entry.task for name, entry in self.entries.items()}
         for task in rest.values():

@@ -127,7 +127,8 @@ class ScriptedEngine:
             self.label = request["weight_version"]
             self.loads.append(self.manifest.version)
             return 200, {"success": True, "message": "ok"}
-        logprobs = self.manifest.probe_logprobs if self.manifest else [-9.0] * (len(request["input_ids"]) - 1)
+        asked = len(request["input_ids"]) - 1
+        logprobs = self.manifest.probe_logprobs[:asked] if self.manifest else [-9.0] * asked
         rows = [[p, token, None] for p, token in zip([None, *logprobs], request["input_ids"], strict=True)]
         meta = {"weight_version": self.label, "finish_reason": {"type": "length"}, "input_token_logprobs": rows}
         return 200, {"output_ids": [7] * request["sampling_params"]["max_new_tokens"], "meta_info": meta}

@@ -123,6 +123,16 @@ def test_version_0_is_served_before_a_trainer_is_there(config, client, run, star
     assert reserved.version == 0 and json.loads(reserved.payload)["answer"]
 
 
+def test_the_coordinator_names_the_engine_that_it_waits_for(config, client, run, start, publish, scripted_engine):
+    publish(0)
+    engine = scripted_engine()
+    engine.free.clear()  # its load waits
+    start(config, client, [engine.url])
+    until(lambda: [p["waiting"] for p in read_processes(client, run)] == ["engine-0 to serve version 0"])
+    engine.free.set()
+    until(lambda: [p["waiting"] for p in read_processes(client, run)] == ["the evaluation of version 0"])
+
+
 def test_a_published_version_reaches_every_engine_and_old_weights_go(
     config, client, run, start, publish, scripted_engine, tmp_path
 ):

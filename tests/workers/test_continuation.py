@@ -154,7 +154,7 @@ def test_a_wait_for_an_engine_is_bounded_and_not_on_the_episodes_clock(journey):
         await case.routes.refresh()
         async with case.time_limit:  # of 0.1 s
             with pytest.raises(
-                NoEngine, match=r"no engine serves version 0 or newer \(no engine is ready: e0 is version"
+                NoEngine, match=r"no engine serves version 0 or newer \(no engine is ready: e0 is loading: version"
             ):
                 await case.generator.generate([10], 8, 0)
 

@@ -139,7 +139,7 @@ def test_an_engine_that_dies_or_serves_other_weights_gets_nothing_more_and_no_en
     async def then(worker, c, server):
         await until(lambda: c.engines()[0].state == "failed")
         assert reason in c.engines()[0].reason
-        sentence = "an engine to go on with: no engine is ready: e0 is "
+        sentence = "an engine to go on with: no engine is ready: e0 is failed: "
         await until(lambda: read_processes(c.client, run)[0]["waiting"].startswith(sentence))
         asked = len(server.requests)
         assert c.status()["prompts"]["in flight"] == worker.routes.waiters == worker.in_flight
@@ -162,8 +162,11 @@ def test_a_drain_lets_episodes_finish_and_gives_back_the_rest(settings, ledger, 
     async def then(worker, c, server):
         await until(lambda: len(server.requests) == 8)
         servers.append(server)
+        worker.drain()
+        said = "its last 8 entries, for 1 s at most"
+        await until(lambda: [p["waiting"] for p in read_processes(c.client, run)] == [said])
 
-    c = faulty(settings, ledger, chat, run, lambda request, label: "hang", then, rollout={"grace_s": 0.2})
+    c = faulty(settings, ledger, chat, run, lambda request, label: "hang", then, rollout={"grace_s": 1})
     assert c.status()["reserved"] == 0 and c.status()["released"] == {"cancelled": 8}
     assert sorted(servers[0].aborted) == sorted(request["rid"] for request in servers[0].requests)
     assert c.status()["prompts"]["idle"] == 16
