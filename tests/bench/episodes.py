@@ -8,6 +8,7 @@ come through: so the CPU time of a request is measured, and what 128 of them wou
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from pipeline.config import Config
 from pipeline.config_file import to_toml
@@ -34,7 +36,12 @@ DIGEST = "0123456789abcdef" * 4
 
 
 class FourTurns(Environment):
+    """The first ones of a worker begin one by one, so that replies come evenly from then on and not 256 at once."""
+
+    begun: ClassVar[itertools.count] = itertools.count()
+
     async def reset(self, prompt, seed):
+        await asyncio.sleep(max(0, 1 - next(self.begun) / EPISODES) * TURNS * REPLY_S)
         self.left = TURNS
         return Turn([{"role": "user", "content": prompt["question"]}])
 
