@@ -1,7 +1,8 @@
 """`headrace`: one command line for everything. Each command imports what it needs, so that --help answers at once.
 
-    cli.py            settings, `up`, `eval`, `doctor`, and one process each
-    cli_reports.py    a run that is there: read it, tell it
+    cli.py                  settings, `up`, `eval`, `doctor`, and one process each
+    cli_reports.py          a run that is there: read it, tell it
+    cli_environments.py     a user's own environment, before it trains
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 stopped by Ctrl-C.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from pipeline import cli_reports
+from pipeline import cli_environments, cli_reports
 from pipeline.cli_options import json_option, redis_option, show
 
 RUN_TOML = click.Path(dir_okay=False, path_type=Path)
@@ -70,7 +71,7 @@ def cli():
     """
 
 
-for command in cli_reports.COMMANDS:
+for command in (*cli_reports.COMMANDS, cli_environments.environments):
     cli.add_command(command)
 
 

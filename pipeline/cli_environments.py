@@ -1,0 +1,20 @@
+"""`headrace environments`: what a user's own environment is tried with before it trains."""
+
+import click
+
+
+@click.group()
+def environments():
+    """Environments: the tasks that episodes are about."""
+
+
+@environments.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FILE.py:Class [OPTIONS]")
+def check(arguments):
+    """Play FILE.py:Class with replies of every kind: one line a rule, exit code 1 if one is broken.
+
+    -h shows the options.
+    """
+    from pipeline import programs
+
+    programs.become([*programs.PYTHON, "-m", "workers.environments.conformance", *arguments], programs.environment())
