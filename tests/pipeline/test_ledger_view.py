@@ -6,6 +6,7 @@ import redis
 from pipeline import keys
 from pipeline.coordinator import Coordinator, Refused
 from pipeline.errors import ConfigError
+from tests.fixtures_ledger import trajectory
 
 
 def test_the_status_counts_everything_and_says_what_the_run_waits_for(new_run, names):
@@ -44,6 +45,30 @@ def test_the_status_says_whether_the_trainer_waits_and_how_much_was_filtered_in_
 def test_a_run_without_engines_or_trainer_says_so(client, run):
     c = Coordinator.create(client, run, {"batch_size": 1})
     assert c.status()["waiting"].endswith("no engine is ready")
+    c.add_prompts([{"id": "p0"}])
+    c.register_engine("e0", 0)
+    r = c.reserve("w0", "e0")
+    c.occupy(r.entry, [trajectory(r)])
+    assert c.status()["waiting"] == "no trainer has joined"
+
+
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [
+        (lambda d: d.c.pause("maintenance"), "buffer 0: 0 of 2 occupied, 0 in flight, paused: maintenance; no worker"),
+        (lambda d: d.c.stop("enough"), "stopped: enough"),
+        (lambda d: d.c.mark_engine("e0", "loading", "version 1"), "0 in flight; no engine is ready"),
+        (lambda d: d.finish(d.reserve()), "buffer 0: 1 of 2 occupied, 0 in flight; no worker has reserved"),
+        (
+            lambda d: [d.reserve() for _ in range(2)],
+            "2 in flight; memory is used up until the trainer's next checkpoint",
+        ),
+    ],
+)
+def test_whatever_holds_the_run_up_is_said(new_run, happens, said):
+    d = new_run(batch_size=2, max_staleness=1, max_trajectory_bytes=1000, byte_budget=2000)
+    happens(d)
+    assert said in d.c.status()["waiting"]
 
 
 def test_placeholders_are_drawn_as_late_as_their_deadlines_allow(new_run):
