@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 import redis
 
-from tests.bench import episodes, lifecycles, memory, scripts, tensors
+from tests.bench import episodes, lifecycles, memory, sandbox, scripts, tensors
 from tests.bench.result import markdown
 from tests.bench.server import started
 
@@ -19,6 +19,7 @@ PARTS = {
     "tensors": tensors.measure,
     "memory": memory.measure,
     "episodes": episodes.measure,
+    "sandbox": sandbox.measure,
 }
 
 

@@ -87,7 +87,7 @@ class ForkServer:
     async def start(cls, limits: Limits, modules: Sequence[str], allow_unconfined: bool) -> "ForkServer":
         """Start the process and wait until it is ready; raises ServerDied, OSError or SandboxUnavailable."""
         try:
-            return await cls._start(limits, modules)
+            return await cls.launch(limits, modules)
         except SandboxUnavailable as error:
             if error.code not in LAYERS_OF_THE_KERNEL:
                 raise
@@ -96,15 +96,15 @@ class ForkServer:
             # Without seccomp it is a limit that forbids to fork, and none of those binds root.
             user = NOBODY if lacking.code == "SECCOMP" and os.geteuid() == 0 else None
             try:
-                return await cls._start(limits, modules, within, user)
+                return await cls.launch(limits, modules, within, user)
             except (ServerDied, OSError, SandboxUnavailable) as error:
                 log.warning("bubblewrap is installed, and cannot confine the Python tool here: %s", error)
         if not allow_unconfined:
             raise lacking
-        return await cls._start(limits, modules, unconfined=True)
+        return await cls.launch(limits, modules, unconfined=True)
 
     @classmethod
-    async def _start(
+    async def launch(
         cls,
         limits: Limits,
         modules: Sequence[str],
@@ -112,6 +112,7 @@ class ForkServer:
         user: int | None = None,
         unconfined: bool = False,
     ) -> "ForkServer":
+        """Start it in one way: by itself with every layer, `within` bubblewrap as `user`, or unconfined."""
         every_layer = not (within or unconfined)
         settings = {"limits": dataclasses.asdict(limits), "modules": modules, "every_layer": every_layer}
         ours, theirs = socket.socketpair()

@@ -54,12 +54,30 @@ def packages(names: Iterable[str]) -> Places:
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
             # A fork copies only the thread that forks: a lock which another one holds is never released in the child.
             raise ImportError(f"{name!r}: importing it started {threads - 1} thread(s), and children are forks")
+    if "sympy" in sys.modules:
+        warm_sympy()
     folders = []
     for name in set(sys.modules) - before:
         if "." not in name:
             for folder in getattr(sys.modules[name], "__path__", ()):
                 folders += [folder, f"{folder}.libs"]  # the latter: libraries that a wheel brings, loaded late too
     return Places([path for path in folders if os.path.isdir(path)], [])
+
+
+def warm_sympy() -> None:
+    """Do a little of what is asked most: what SymPy imports and caches at first use costs a child 100 ms and more."""
+    import sympy
+
+    x, y = sympy.symbols("x y")
+    sympy.solve([x + y - 3, x - y - 1])
+    sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2)
+    sympy.integrate(x * sympy.exp(x), x)
+    answers = (
+        *(sympy.solve(x**2 - 5 * x + 6, x), sympy.expand((x + 1) ** 3), sympy.factor(x**2 - 1), sympy.factorint(60)),
+        *(sympy.summation(x, (x, 1, 10)), sympy.limit(sympy.sin(x) / x, x, 0), sympy.Matrix([[1, 2], [3, 4]]).inv()),
+        *(sympy.sqrt(8) + sympy.Rational(1, 3), sympy.N(sympy.pi, 20), sympy.diff(x**2, x), sympy.sympify("x/2")),
+    )
+    str(answers)
 
 
 def nothing_else() -> None:

@@ -41,6 +41,9 @@ ATTEMPTS = {
     "kill its parent": "os.kill(os.getppid(), 9)",
     "kill everything": "os.kill(-1, 9)",
     "kill the first process": "os.kill(1, 9)",
+    "stop its parent": "os.kill(os.getppid(), 19)",
+    "stop its siblings": "[os.kill(os.getpid() - 1, 19), os.kill(os.getpid() + 1, 19)]",
+    "continue itself when it is stopped": "ctypes_call('timer_create', 0, 0, 0)",
     "signal itself": "os.kill(os.getpid(), 10)",
     "signal its process group": "os.killpg(0, 9)",
     "fork": "os.fork()",
@@ -55,12 +58,14 @@ ATTEMPTS = {
     "become another user": "os.setresuid(1, 1, 1)",
     "leave its session": "os.setsid()",
     "raise a limit": "ctypes_call('setrlimit', resource.RLIMIT_AS, b'\\xff' * 16)",
+    "raise its limit of CPU time": "ctypes_call('prlimit', 0, resource.RLIMIT_CPU, b'\\xff' * 16, 0)",
     "raise another's limit": "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
     "go first": "os.nice(-5)",
     "move to another CPU": "os.sched_setaffinity(0, {0})",
     "own namespaces": "ctypes_call('unshare', 0x10000000)",
     "undo its death with its parent": "ctypes_call('prctl', 1, 0, 0, 0, 0)",
     "become dumpable": "ctypes_call('prctl', 4, 1, 0, 0, 0)",
+    "trace a sibling": "ctypes_call('ptrace', 16, os.getpid() - 1, 0, 0)",
     "trace its parent": "ctypes_call('ptrace', 16, os.getppid(), 0, 0)",
     "be traced": "ctypes_call('ptrace', 0, 0, 0, 0)",
     "read its parent by system call": "ctypes_call('process_vm_readv', os.getppid(), 0, 0, 0, 0, 0)",
@@ -132,6 +137,7 @@ def test_nobody_answers_on_loopback_though_somebody_listens(run):
         "from concurrent.futures import ThreadPoolExecutor as P\nprint(P().submit(str, 'ESCAPED').result())",
         "import _thread\n_thread.start_new_thread(print, ('ESCAPED',))",
         "import mmap\nmmap.mmap(-1, 1 << 40)\nprint('ESCAPED')",
+        "import mmap\nkept = [mmap.mmap(-1, 16 << 20) for _ in range(16)]\nprint('ESCAPED')",  # shared, and it counts
         "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\nprint('ESCAPED')",
     ],
 )
@@ -229,6 +235,26 @@ def test_a_crash_is_the_childs_alone(run, code):
 def test_a_silent_exit_loses_the_variables_like_any_other_end_of_the_process(run):
     result = run("import os\nos.write(1, b'x')\nos._exit(0)\nprint('never')")
     assert (result.output, result.error, result.state_lost) == ("x", "crashed", True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eval('(' * 100_000)",
+        "eval('-' * 100_000 + '1')",
+        "a = []\nfor _ in range(1_000_000): a = [a]\nrepr(a)",
+        "a = []\nfor _ in range(1_000_000): a = [a]\ndel a",
+        "f = lambda: 0\nfor _ in range(100_000):\n    f = type('W', (), {'__call__': f})()\nf()",
+        "import json\njson.loads('[' * 1_000_000)",
+        "int('9' * 100_000)",
+        "str(10 ** 100_000)",
+        "print('\\ud800' * 100)",
+        "import warnings\nwarnings.showwarning = None\nwarnings.warn('x')",
+    ],
+)
+def test_recursion_and_size_inside_the_interpreter_are_the_childs_alone(run, code):
+    assert run(code).error in ("crashed", "memory", "exception", None)
+    assert run("print('still here')").output == "still here\n"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code of x86")

@@ -204,6 +204,27 @@ def test_the_kernel_ends_a_busy_child_even_when_its_server_is_stopped():
     asyncio.run(scenario())
 
 
+def test_a_fork_server_that_hangs_is_replaced_and_its_children_end(monkeypatch):
+    monkeypatch.setattr("workers.sandbox.client.GRACE_SECONDS", 0.5)
+    ignores = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+
+    async def scenario():
+        before = children(os.getpid())
+        async with PythonSandbox(replace(PATIENT, seconds=0.5), concurrency=1) as sandbox, sandbox.session() as python:
+            server = the_server(before)
+            await python.run("x = 1")
+            (child,) = children(server)
+            call = asyncio.create_task(python.run(ignores))
+            await until(lambda: state(child) == "R")
+            os.kill(server, signal.SIGSTOP)
+            with pytest.raises(SandboxUnavailable, match="begin the episode again"):
+                await call
+            assert gone([server, child])
+            assert (await python.run("2")).output == "2\n"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_survives_a_killed_worker(how):
     worker = subprocess.Popen(
@@ -256,10 +277,11 @@ lacks.load()
 )
 def test_a_machine_that_cannot_confine_refuses_or_warns_when_told_to_go_on(code, rule, hint):
     program = LACKING.replace("RULE", rule) + WORKER.replace("CODE", "print(6 * 7)")
-    refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert refused.stdout.startswith(code + " the Python tool runs only confined") and hint in refused.stdout, refused
+    how = {"capture_output": True, "text": True, "timeout": 60, "env": os.environ | {"PATH": ""}}  # no bubblewrap
+    refused = subprocess.run([sys.executable, "-c", program], **how)
+    assert code + " the Python tool runs only confined" in refused.stdout and hint in refused.stdout, refused
     assert "environment.allow_unconfined = true" in refused.stdout
-    told = subprocess.run([sys.executable, "-c", program, "UNCONFINED"], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", program, "UNCONFINED"], **how)
     assert "UNCONFINED; missing: " in told.stdout and "42\n None" in told.stdout, told
 
 
@@ -285,19 +307,27 @@ def test_a_closed_sandbox_says_so():
     asyncio.run(scenario())
 
 
-def test_a_trivial_call_costs_at_most_twelve_milliseconds_of_all_processors_together():
+@pytest.mark.parametrize(
+    ("code", "modules", "most"),
+    [
+        ("print(6 * 7)", [], 0.012),
+        ("import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x))", ["sympy"], 0.025),
+    ],
+)
+def test_a_call_costs_at_most_so_much_of_all_processors_together(code, modules, most):
     def server_seconds(pid):  # its own time and that of the children it has reaped
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     async def scenario():
         before = children(os.getpid())
-        async with PythonSandbox(PATIENT, concurrency=1) as sandbox:
+        async with PythonSandbox(PATIENT, concurrency=1, preload=modules) as sandbox:
             server = the_server(before)
             start = time.process_time() + server_seconds(server)
-            for _ in range(100):
-                await once(sandbox, "print(6 * 7)")
-            return (time.process_time() + server_seconds(server) - start) / 100
+            for _ in range(50):
+                assert (await once(sandbox, code)).error is None
+            await until(lambda: not children(server))
+            return (time.process_time() + server_seconds(server) - start) / 50
 
     # Processor time, not the clock: what others do on this machine at the same time is not ours to measure.
-    assert asyncio.run(scenario()) <= 0.012
+    assert asyncio.run(scenario()) <= most

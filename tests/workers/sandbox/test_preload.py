@@ -17,7 +17,7 @@ from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable, connectio
 def run(loop):
     if os.geteuid() == 0 and not all(folder.stat().st_mode & 1 for folder in Path(sympy.__file__).parents):
         pytest.skip(f"nobody cannot read {sympy.__file__}, and what a package imports late is read as nobody")
-    yield from sandbox_of(loop, seconds=30.0, preload=["sympy", "numpy", "math_verify"])
+    yield from sandbox_of(loop, seconds=30.0, preload=["sympy", "numpy.random", "math_verify"])
 
 
 def test_a_module_asked_for_can_be_imported_and_computes(run):
@@ -26,7 +26,7 @@ def test_a_module_asked_for_can_be_imported_and_computes(run):
 
 
 def test_what_a_package_imports_late_is_found(run):
-    late = ("sympy.parsing.latex", "sympy.stats", "sympy.physics.units", "numpy.polynomial", "numpy.random")
+    late = ("sympy.parsing.latex", "sympy.stats", "numpy.polynomial")
     code = f"""
 import importlib, sys
 for name in {late}:
@@ -39,8 +39,14 @@ print(numpy.linalg.solve(numpy.eye(2), [1, 2]))
 """
     result = run(code)
     assert result.error is None, result
-    assert "sympy.physics.units False True\n" in result.output  # so that the test can fail
+    assert "sympy.stats False True\n" in result.output  # so that the test can fail
     assert result.output.endswith("Eq(f(t), C1*exp(t)) sqrt(pi)\n[1. 2.]\n")
+
+
+def test_the_random_numbers_of_sessions_differ(run):
+    code = "import numpy, random\nprint(numpy.random.rand(), random.random())"
+    first, second = (run(code).output.split() for _ in range(2))
+    assert first[0] != second[0] and first[1] != second[1]
 
 
 def test_an_answer_is_judged_inside_with_alarms_that_work(run):
