@@ -30,10 +30,10 @@ def test_the_lookup_tool_conforms_and_its_demonstration_is_right(play):
     _, found, end = play(settings, TOWNS, None, None)
     assert found == Turn([{"role": "tool", "content": "724,000"}], metrics={"tool_calls": 1})
     assert end == Turn([], reward=1.0, done=True)
-    said = [
+    told = [
         turn.messages for turn in play(settings, TOWNS, write_call("look_up", key="Rome"), "<tool_call>x</tool_call>")
     ]
-    assert said[1] == [{"role": "tool", "content": "nothing"}] and told[2][0]["content"].startswith("expected {")
+    assert told[1] == [{"role": "tool", "content": "nothing"}] and told[2][0]["content"].startswith("expected {")
 
 
 # -- a model as the judge
