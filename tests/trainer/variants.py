@@ -17,7 +17,7 @@ VARIANTS = {
     "KL to the initial policy": {"updates": 2, "loss": {"kl": 0.5}},
     "KL to an EWMA, entropy": {
         "updates": 3,
-        "loss": {"kl": 0.5, "reference": "ewma", "reference_decay": 0.5, "entropy": 0.1, "aggregation": "sequence"},
+        "loss": {"kl": 0.5, "reference": "ewma", "reference_decay": 0.8, "entropy": 0.1, "aggregation": "sequence"},
     },
     "overlong": {"advantage": {"overlong_buffer": 2000, "overlong_penalty": 0.5}},
 }
