@@ -64,7 +64,7 @@ def policy_loss(
     tokens = max(float(keep.sum()) if tokens is None else tokens, 1.0)
     if counts is None:
         counts = keep.sum(-1).reshape(-1)
-    trajectories = max(float((counts > 0).sum()) if trajectories is None else trajectories, 1.0)
+    trajectories = (float((counts > 0).sum()) if trajectories is None else trajectories) or 1.0
     if weights is None and config.aggregation != "token":
         weights = torch.from_numpy(token_weights(counts.cpu().numpy(), config.aggregation, width)).to(logprobs)
 
