@@ -55,3 +55,8 @@ class ReasoningGym(Environment):
         if score < 1 and self.tries > 0:
             return Turn([{"role": "user", "content": AGAIN}], metrics=metrics)
         return Turn([], reward=score, done=True, metrics=metrics | {"outcome": min(max(score, 0.0), 1.0)})
+
+    def demonstrate(self) -> str | None:
+        """The problem's own answer, where the task knows one."""
+        answer = self.problem["answer"]
+        return None if answer is None else f"<answer>{answer}</answer>"

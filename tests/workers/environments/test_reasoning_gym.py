@@ -44,3 +44,7 @@ def test_as_many_tries_as_asked_for_and_the_last_one_counts(play):
     assert last == Turn([], reward=0.0, done=True, metrics={"no_answer": 1, "outcome": 0.0})
     with pytest.raises(ConfigError, match="expected tries to be at least 1, found 0"):
         play(settings(tries=0), problem)
+
+
+def test_the_demonstration_is_the_answer(play):
+    assert play(settings(), problems("gcd")[0], None)[-1].reward == 1.0
