@@ -60,6 +60,11 @@ def impossible(config: "Config") -> Iterator[str]:
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
     yield from _impossible_gpus(engines, trainer)
+    if config.publish.transport == "distributed" and trainer.gpus and engines.device == "cpu" and not engines.urls:
+        yield (
+            'publish.transport = "distributed": a trainer on GPUs broadcasts over NCCL, which engines on the CPU '
+            '(engines.device = "cpu") do not speak; set it to "disk", or engines.device to "cuda"'
+        )
 
 
 def _impossible_buffers(config: "Config") -> Iterator[str]:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.engine_model import difference
 from pipeline.errors import Coded
 from pipeline.weights import Label, Manifest, read_manifest
 
@@ -35,13 +36,14 @@ REQUEST_TIMEOUT_S = 30.0
 ALIVE_S = 5.0
 BUSY_S = 0.05
 PAUSES = {"drain": "retract", "interrupt": "abort", "retract": "retract"}  # SGLang's words
-LOADS = "/v1/loads"
+LOADS, MODEL_INFO = "/v1/loads", "/model_info"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
 
 
 class EngineFailed(Coded, RuntimeError):
     """code: UNREACHABLE (no connection), SLOW (no answer in time), REFUSED (an error answered), REPLY (not understood),
-    LABEL (serves other weights than asked for), PROBE (computes with other weights than its label says)."""
+    LABEL (serves other weights than asked for), PROBE (computes with other weights than its label says), MODEL (runs
+    another model than the run's)."""
 
 
 class Engine:
@@ -52,7 +54,7 @@ class Engine:
 
     def label(self) -> str:
         """The label of the weights it serves, as it says."""
-        return _text(self.call("GET", "/model_info"), "weight_version")
+        return _text(self.call("GET", MODEL_INFO), "weight_version")
 
     def generates(self, token: int) -> str:
         """Have it generate one token; the label of the weights that did. /health is 200 while the scheduler is dead."""
@@ -73,7 +75,14 @@ class Engine:
         """
         manifest = read_manifest(folder)
         self._resume()  # whoever paused it may have been killed meanwhile
-        if self.label() == str(manifest.label(run)):
+        info = self.call("GET", MODEL_INFO)
+        if other := difference(info, folder):
+            raise EngineFailed(
+                "MODEL",
+                f"{self.url} runs another model ({info.get('model_path')}): {other}; start it with the run's model, "
+                "or `headrace engines remove` it",
+            )
+        if _text(info, "weight_version") == str(manifest.label(run)):
             try:
                 return self.verify(manifest, run, tolerance)
             except EngineFailed as error:

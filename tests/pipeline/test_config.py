@@ -138,6 +138,7 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
         (["engines.device=cuda", "engines.gpus=[0]", "engines.tp=2"], "engines.count × engines.tp = 2 are needed"),
         (["trainer.gpus=[1, 1]", "trainer.ranks=2"], "names a GPU twice"),
         (["trainer.gpus=[1]", "trainer.ranks=2"], "for trainer.ranks = 2"),
+        (["publish.transport=distributed", "trainer.gpus=[0]"], "which engines on the CPU"),
         (["loss.rejection=token"], "loss.rejection = 'token' without a bound removes nothing"),
         (["loss.rejection=token", "loss.rejection_low=-1.0"], "rejection_low = -1: k3 is never below 0"),
         (

@@ -51,6 +51,19 @@ def test_a_folder_that_cannot_be_loaded_leaves_the_old_weights_and_says_why(engi
 
 
 @pytest.mark.sglang
+def test_weights_of_another_model_are_not_given_to_an_engine_whose_scheduler_they_would_end(
+    engine, published, tmp_path
+):
+    ours = json.loads((published / "weights/1-a/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(ours | {"hidden_size": 2 * ours["hidden_size"]}))
+    write_manifest(tmp_path, 3, range(32), [-1.0] * 31, "float32")
+    with pytest.raises(EngineFailed, match=r"hidden_size is 64, in the run's 128; start it with the run's") as caught:
+        engine.bring(tmp_path, "demo", timeout_s=60)
+    assert caught.value.code == "MODEL"
+    engine.bring(published / "weights/1-a", "demo", timeout_s=60)
+
+
+@pytest.mark.sglang
 def test_new_weights_wait_for_running_requests(engine, published):
     engine.bring(published / "weights/1-a", "demo", timeout_s=60)
     replies = []
