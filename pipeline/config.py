@@ -256,7 +256,11 @@ class Publish(Section):
         description="what an engine's running requests do: finish first, stop with what they have, or go on under the "
         "new weights",
     )
-    at_once: bool = Field(False, description="all engines together; else one after another, and the others go on")
+    at_once: bool = Field(
+        True,
+        description="all engines together, each as soon as it may stop; else one after another, so that some engine "
+        "always generates",
+    )
     transport: Literal["disk", "distributed"] = Field(
         "disk", description="distributed: the trainer broadcasts, over NCCL or gloo; disk all the same where it cannot"
     )

@@ -6,7 +6,9 @@
         anything else ────────────────▶ loading ─▶ …
         fails ──▶ failed, and why; again after 0.5, 1, 2 … 10 s
 
-One at a time may stop: the others serve, and admit at, their old version while it loads, and generation never stops.
+Either each stops as soon as something newer is out (`at_once`), or one at a time: the others serve, and admit at, their
+old version while it loads, and generation never stops. In turns costs what waiting for the turn costs: older versions,
+and the more engines there are, the older.
 One that was started again by its supervisor serves its base weights; its label says so within 2 s, and every reply
 tells the workers.
 """

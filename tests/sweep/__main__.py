@@ -30,13 +30,16 @@ def main() -> int:
     parser.add_argument("--eta", type=int, nargs="+", default=ETAS)
     parser.add_argument("--redundancy", type=float, nargs="+", default=REDUNDANCIES, help="B'/B")
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--in-turns", action="store_true", help="engines load one after another, not at once")
     parser.add_argument("--proactive", choices=["retry", "truncate"], help="also with this filter, where B' = B")
     parser.add_argument("--side-by-side", type=int, default=4, metavar="RUNS")
     parser.add_argument("--folder", type=Path, help="where to run; it must be empty. Default: a temporary one")
     given = parser.parse_args()
-    cases = [Case(*each) for each in itertools.product(given.eta, given.redundancy, given.policy)]
+    turns = given.in_turns
+    cases = [Case(*each, in_turns=turns) for each in itertools.product(given.eta, given.redundancy, given.policy)]
     if given.proactive:
-        cases += [Case(*each, proactive=given.proactive) for each in itertools.product(given.eta, [1.0], given.policy)]
+        proactive = itertools.product(given.eta, [1.0], given.policy, [given.proactive])
+        cases += [Case(*each, in_turns=turns) for each in proactive]
     folder = given.folder or Path(tempfile.mkdtemp(prefix="headrace-sweep-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"everything is in {folder}", flush=True)

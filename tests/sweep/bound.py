@@ -1,6 +1,6 @@
 """What the lengths alone allow: a case played without any overhead, from one event to the next.
 
-    admit ─▶ engine: queue, slot ─▶ finished ─▶ READY ─▶ trained ─▶ published ─▶ engines load, one by one
+    admit ─▶ engine: queue, slot ─▶ finished ─▶ READY ─▶ trained ─▶ published ─▶ engines load
 
 The ledger's rules are those of its model. Nothing is waited for but replies, updates and loads. It is no strict bound:
 every rule acts at once and without foresight, so that a delay may happen to fall well.
@@ -76,11 +76,11 @@ class Bound:
             self.updated = self.now + UPDATE_S
 
     def publish(self) -> None:
-        """Every engine gets the newest version, in turn: the one with the oldest is next."""
+        """Every engine gets the newest version; in turns: the one with the oldest is next."""
         drained = self.case.policy == "drain"
         for name, engine in sorted(self.engines.items(), key=lambda item: item[1].version):
-            turn = all(other.state == "ready" for other in self.engines.values())
-            if turn and engine.version < self.model.version:
+            turn = not self.case.in_turns or all(other.state == "ready" for other in self.engines.values())
+            if turn and engine.state == "ready" and engine.version < self.model.version:
                 engine.state = "draining"
                 del self.model.engines[name]
             if engine.state == "draining" and not (drained and self.at(name)):

@@ -1,7 +1,7 @@
 """One run of the sweep, and what all of them have in common.
 
 lengths of replies   lognormal, sigma = 1, median MEDIAN tokens; a token takes TOKEN_S
-engines              ENGINES, each of SLOTS replies at once; new weights take LOAD_S, in one engine after the other
+engines              ENGINES, each of SLOTS replies at once; new weights take LOAD_S
 an update            BATCH entries, UPDATE_S of the trainer
 """
 
@@ -20,18 +20,20 @@ PROMPTS = 256
 
 @dataclass(frozen=True)
 class Case:
-    """redundancy: B'/B. policy: what a publication does to running replies."""
+    """redundancy: B'/B. policy: what a publication does to running replies; in_turns: in one engine after the other."""
 
     max_staleness: int
     redundancy: float = 1.0
     policy: str = "drain"
     proactive: str | None = None
+    in_turns: bool = False
     seed: int = 1
 
     @property
     def name(self) -> str:
-        parts = (self.max_staleness, round(100 * self.redundancy), self.policy, self.proactive or "none", self.seed)
-        return "-".join(map(str, parts))
+        turns = "turns" if self.in_turns else "once"
+        parts = (self.max_staleness, round(100 * self.redundancy), self.policy, self.proactive or "none", turns)
+        return "-".join(map(str, (*parts, self.seed)))
 
     @property
     def buffers(self) -> dict[str, Any]:

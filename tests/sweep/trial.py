@@ -126,7 +126,7 @@ def _config(case: Case, folder: Path, model: Path) -> Config:
             "rollout": {"concurrency": ENGINES * SLOTS, "grace_s": 0} | limits,
             "buffers": case.buffers,
             "advantage": {"sampler": "shuffle", "offline_rollouts": 0},
-            "publish": {"policy": case.policy},
+            "publish": {"policy": case.policy, "at_once": not case.in_turns},
             "optimizer": {"lr": 0},
         }
     )
