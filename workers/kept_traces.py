@@ -30,7 +30,7 @@ def flaw(t: Trajectory, chat: Chat) -> str | None:
     """Why a trace is not kept, in a word; None: the verifier gave it all, and nothing in its form is wrong."""
     if t.finish_reason != "stop":
         return t.finish_reason
-    for name in ("malformed_call", "no_answer"):
+    for name in ("malformed_calls", "no_answer"):
         if t.metrics.get(name):
             return name
     ends = np.flatnonzero(np.diff(t.loss_mask.astype(np.int8), append=0) == -1)

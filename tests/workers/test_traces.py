@@ -91,7 +91,7 @@ def test_what_was_played_before_it_was_killed_is_not_played_again_and_changes_no
         (["<answer>7</answer>"], None),
         ([CALL, "<answer>8</answer>"], "wrong"),
         ([CALL, "it is seven"], "no_answer"),
-        (["<tool_call>{]</tool_call>"], "malformed_call"),
+        (["<tool_call>{]</tool_call>"], "malformed_calls"),
         ([CALL, "<answer>7</answer>…"], "length"),
         ([CALL, "<answer>7</answer>|"], "stop_string"),
         ([f"{CALL}…", "<answer>7</answer>"], "cut"),

@@ -8,7 +8,7 @@
     assistant  <answer>84</answer>                    reward 1 if the verifier gives it its full score, else 0
 
 A reply with neither, or with a call that cannot be read, ends the episode with reward 0; the metrics `no_answer` and
-`malformed_call` count them. What the code raises is text for the model; a sandbox that fails is a failure. Variables
+`malformed_calls` count them. What the code raises is text for the model; a sandbox that fails is a failure. Variables
 live as long as the episode, and like in a notebook a call shows the value of a last line that is an expression.
 
 Options: `instructions`, a system message for models that need one; the tool is then described to the model as well.
@@ -68,7 +68,7 @@ class MathTool(Environment):
     async def step(self, reply: str) -> Turn:
         if calls := read_calls(reply, [PYTHON]):
             if isinstance(calls[0], BadCall):
-                return Turn([], reward=0.0, done=True, metrics={"malformed_call": 1})
+                return Turn([], reward=0.0, done=True, metrics={"malformed_calls": 1})
             self.observation = observation(await self.python.run(calls[0].arguments["code"]))
             return Turn([{"role": "tool", "content": self.observation}], metrics={"tool_calls": 1})
         answer = tagged(reply)

@@ -48,9 +48,9 @@ def test_variables_of_one_call_are_there_in_the_next_of_the_same_episode_only(pl
         ("<answer>4</answer>", 0.0, None),
         ("<answer>1 2 3 4</answer>", 0.0, None),  # contains the right one
         ("3", 0.0, "no_answer"),
-        ('<tool_call>{"name": "python"}</tool_call>', 0.0, "malformed_call"),
-        ("<tool_call>print(3)</tool_call>", 0.0, "malformed_call"),
-        ("<tool_call>\n" + "[" * 5000 + "\n</tool_call>", 0.0, "malformed_call"),
+        ('<tool_call>{"name": "python"}</tool_call>', 0.0, "malformed_calls"),
+        ("<tool_call>print(3)</tool_call>", 0.0, "malformed_calls"),
+        ("<tool_call>\n" + "[" * 5000 + "\n</tool_call>", 0.0, "malformed_calls"),
     ],
 )
 def test_a_reply_ends_the_episode_with_full_reward_or_none(play, reply, reward, metric):
