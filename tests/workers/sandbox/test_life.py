@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -87,13 +88,14 @@ def test_seen_from_outside_a_child_has_no_privilege_and_every_filter():
             await until(lambda: children(the_server(before)))
             (child,) = children(the_server(before))
             await until(lambda: status_of(child)["Seccomp"] == "2")
-            status = status_of(child)
+            status, owner = status_of(child), os.stat(f"/proc/{child}/mem").st_uid
             call.cancel()
         assert status["NoNewPrivs"] == "1"
         assert [status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == ["0" * 16] * 4
         if os.geteuid() == 0 and int(status_of(os.getpid())["CapEff"], 16) & (1 << 7):  # CAP_SETUID
             assert status["Uid"].split() == status["Gid"].split() == ["65534"] * 4
             assert status["Groups"] == ""
+            assert owner == 0, "not its own: it can be neither traced by its equals nor dumped"
 
     asyncio.run(scenario())
 
@@ -283,6 +285,15 @@ def test_a_machine_that_cannot_confine_refuses_or_warns_when_told_to_go_on(code,
     assert "environment.allow_unconfined = true" in refused.stdout
     told = subprocess.run([sys.executable, "-c", program, "UNCONFINED"], **how)
     assert "UNCONFINED; missing: " in told.stdout and "42\n None" in told.stdout, told
+
+
+def test_cpu_time_is_granted_on_top_of_what_was_used():
+    burn = "import time\nwhile time.process_time() < 1.1: pass\nprint('burnt', flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"burnt\n"
+        replace(PATIENT, seconds=2.0).grant_cpu(process.pid)
+        assert resource.prlimit(process.pid, resource.RLIMIT_CPU)[0] == 4  # 1.1 and 2, and whole seconds
+        process.kill()
 
 
 def test_a_machine_without_libseccomp_says_what_to_install(monkeypatch):

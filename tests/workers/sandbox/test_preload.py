@@ -10,7 +10,7 @@ import redis
 import sympy
 
 from tests.workers.sandbox.conftest import sandbox_of
-from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable, connection
+from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable, connection, preload
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,15 @@ def test_no_other_package_can_be_read_wherever_the_interpreter_keeps_them(run):
     for path in (redis.__file__, pip.__file__, connection.__file__):
         assert run(f"open({path!r})").output.startswith("PermissionError"), path
     assert run(f"open({sympy.__file__!r}).close()\nprint('read')").output == "read\n"
+
+
+def test_packages_are_no_part_of_the_standard_library_though_they_may_lie_in_its_folder():
+    places = preload.standard_library()
+    assert places.files and all(os.path.exists(path) for path in places.files)
+    assert not [path for path in places.files if path.endswith("-packages") or path in places.folders]
+    for folder in places.folders:  # names may be seen there, so the folder itself must not be one that can be read
+        assert any(path.startswith(folder) for path in places.files)
+        assert os.path.dirname(os.path.dirname(pip.__file__)) != folder
 
 
 def test_a_package_can_be_read_and_not_written(run):

@@ -188,7 +188,7 @@ def test_a_report_forged_in_one_call_is_not_taken_for_the_end_of_another(loop):
             sandbox.session() as good,
         ):
             await bad.run(REPORT + "os.write(3, token + b'\\0')\nimport time\ntime.sleep(0.2)\nprint('mine')")
-            first, second = await asyncio.gather(bad.run("print('next')"), good.run("print('yours')"))
+            first, second = await asyncio.gather(bad.run("time.sleep(0.5)\nprint('next')"), good.run("print('yours')"))
             assert (first.error, first.state_lost) == ("crashed", True)  # its first call went on, and reported again
             assert second.output == "yours\n" and "yours" not in first.output
 
