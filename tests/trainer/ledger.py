@@ -72,7 +72,7 @@ DEFAULTS = {
     "byte_budget": 1 << 30,
     "evidence": "event",
     "loss": "",
-    "lr": 1e-3,
+    "lr": "1e-3",
     "archive": "false",
 }
 

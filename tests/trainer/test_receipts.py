@@ -20,7 +20,7 @@ from trainer.loop import Trainer
 from trainer.ranks import joined
 from trainer.receipts import Receipts, drifts
 
-SETTINGS = {"evidence": "receipt", "archive": "true", "lr": 1e-4, "total_steps": 8, "max_staleness": 1}
+SETTINGS = {"evidence": "receipt", "archive": "true", "lr": "1e-4", "total_steps": 8, "max_staleness": 1}
 
 
 def batches(config):
