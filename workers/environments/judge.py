@@ -45,6 +45,10 @@ class Judge:
     def __init__(self, sandbox: PythonSandbox, module: str):
         self.sandbox, self.module = sandbox, module
 
+    async def start(self) -> None:
+        """Before the first verdict, so that what is missing is missed before the first episode."""
+        await self.sandbox.start()
+
     async def __call__(self, answer: str, problem: dict[str, Any]) -> Verdict:
         code = (
             f"import json\nfrom {self.module} import score\n"
@@ -63,7 +67,7 @@ class Judge:
 
 @asynccontextmanager
 async def open_judge(subject: str, settings: config.Environment) -> AsyncIterator[Judge]:
-    """The judge of "math" (math-verify) or "tasks" (reasoning-gym). Its fork server starts at the first verdict.
+    """The judge of "math" (math-verify) or "tasks" (reasoning-gym). It starts at the first verdict, or when told to.
 
     Raises ConfigError if its library is not installed.
     """

@@ -53,6 +53,7 @@ class MathTir(Environment):
     @asynccontextmanager
     async def open(cls, settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
         async with open_sandbox(settings) as sandbox, open_judge("math", settings) as judge:
+            await judge.start()
             yield lambda: cls(sandbox, judge, **settings.options)
 
     async def reset(self, prompt: dict[str, Any], seed: int) -> Turn:

@@ -38,6 +38,7 @@ class ReasoningGym(Environment):
     @asynccontextmanager
     async def open(cls, settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
         async with open_judge("tasks", settings) as judge:
+            await judge.start()
             yield lambda: cls(judge, **settings.options)
 
     async def reset(self, prompt: dict[str, Any], seed: int) -> Turn:

@@ -40,6 +40,7 @@ class SingleTurn(Environment):
             judge = None
             if settings.options.get("verify") == "math":
                 judge = await stack.enter_async_context(open_judge("math", settings))
+                await judge.start()
             yield lambda: cls(judge, **settings.options)
 
     async def reset(self, prompt: dict[str, Any], seed: int) -> Turn:
