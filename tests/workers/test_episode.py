@@ -160,7 +160,7 @@ class Scene(Environment):
 def test_an_environment_that_fails_is_a_failure_with_its_reason_and_is_closed(
     settings, chat, how, reply, code, message
 ):
-    config = settings(environment={"setup_timeout_s": 0.05, "step_timeout_s": 0.1})
+    config = settings(environment={"setup_timeout_s": 0.05, "step_timeout_s": 0.1, "tool_timeout_s": 0.05})
     closed = Scene.closed
     with pytest.raises(EpisodeFailed, match="(?s)" + message) as failure:
         run(Scene(), Scripted(chat, reply), chat, config, json.dumps({"how": how}).encode())
