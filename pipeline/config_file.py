@@ -33,6 +33,11 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: is a folder; a run's TOML file is expected") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    if "base" in values:
+        raise ConfigError(
+            f"{path}: holds only what differs from the recipe {values['base']!r}; "
+            f"`headrace init NAME --recipe {Path(path).stem}` writes the whole file"
+        )
     for override in overrides:
         _apply(values, override)
     try:

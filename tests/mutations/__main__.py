@@ -15,8 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutations.patches import MUTATIONS, ROOT, Mutation, patched
+from tests.mutations import of_advantage, of_pipeline, of_trainer, of_workers
+from tests.mutations.mutation import ROOT, Mutation, patched
 
+MUTATIONS = [m for of in (of_advantage, of_pipeline, of_trainer, of_workers) for m in of.MUTATIONS]
 FOLDERS = ["advantage", "pipeline", "trainer", "workers", "tests"]
 
 

@@ -5,6 +5,7 @@ import pytest
 from advantage import BY_GROUP, ESTIMATORS
 from pipeline.config_file import load, to_toml
 from pipeline.config_rules import unwise
+from pipeline.errors import ConfigError
 from pipeline.recipe_files import described, recipes, whole, write
 
 TRAINED = "3,840 trajectories in 60 updates"
@@ -80,3 +81,10 @@ def test_a_file_written_from_a_recipe_is_whole_and_keeps_the_comments_of_both(tm
 def test_a_recipe_without_a_base_is_written_as_it_is_but_for_its_name(tmp_path):
     text = write("mine", "demo", tmp_path).read_text()
     assert text.replace('name = "mine"', 'name = "demo"') == recipes()["demo"].read_text()
+
+
+def test_a_recipe_that_is_only_a_part_says_how_to_get_the_whole():
+    with pytest.raises(
+        ConfigError, match=r"only what differs from the recipe 'demo'; `headrace init NAME --recipe grpo`"
+    ):
+        load(str(recipes()["grpo"]))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.mutations.patches import MUTATIONS, ROOT, Mutation, patched
+from tests.mutations.__main__ import MUTATIONS
+from tests.mutations.mutation import ROOT, Mutation, patched
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.title)

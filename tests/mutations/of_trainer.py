@@ -1,0 +1,163 @@
+"""The update: what is trained on, what it is divided by, which way the loss points, how far the policy moved."""
+
+from tests.mutations.mutation import Mutation
+
+TESTS = "tests/trainer/test_"
+
+MUTATIONS = [
+    Mutation(
+        "the loss looks at tokens that the mask leaves out",
+        "trainer/loss.py",
+        "keep, width = mask.bool(), logprobs.shape[-1]",
+        "keep, width = torch.ones_like(mask).bool(), logprobs.shape[-1]",
+        f"{TESTS}loss.py",
+    ),
+    Mutation(
+        "tool tokens are trained on",
+        "trainer/packing.py",
+        "1 + np.flatnonzero(t.loss_mask[1:].view(bool))",
+        "1 + np.flatnonzero(np.ones_like(t.loss_mask[1:]))",
+        f"{TESTS}packing.py",
+    ),
+    Mutation(
+        "tool tokens are counted in L",
+        "trainer/update.py",
+        "np.count_nonzero(t.loss_mask[1:])",
+        "len(t.loss_mask[1:])",
+        f"{TESTS}update.py::test_an_update_is_that_of_a_plain_loop_in_float64",
+    ),
+    Mutation(
+        "each micro-batch divides by its own tokens",
+        "trainer/update.py",
+        "            measure.tokens,\n",
+        "            None,\n",
+        f"{TESTS}update.py::test_packing_changes_nothing",
+    ),
+    Mutation(
+        "each rank divides by its own tokens",
+        "trainer/update.py",
+        "measure = measure_of(counts, self.config)",
+        "own = [i for part in minibatches for micro in part for i in micro.members]\n"
+        "        measure = measure_of(np.where(np.isin(np.arange(len(counts)), own), counts, 0), self.config)",
+        f"{TESTS}update.py::test_two_ranks_equal_one_so_no_rank_divides_by_its_own_tokens",
+    ),
+    Mutation(
+        "each step divides by the tokens of the whole update",
+        "trainer/aggregation.py",
+        "counts.sum() / steps",
+        "counts.sum()",
+        f"{TESTS}update_variants.py::test_an_update_is_that_of_plain_loops_in_float64",
+    ),
+    Mutation(
+        "advantages are centred in each micro-batch",
+        "trainer/update.py",
+        "np.repeat(advantages[micro.members], micro.counts)",
+        "np.repeat(advantages[micro.members] - advantages[micro.members].mean(), micro.counts)",
+        f"{TESTS}update.py::test_packing_changes_nothing",
+    ),
+    Mutation(
+        "Dual-Clip caps what the importance weight has multiplied",
+        "trainer/loss.py",
+        "losses = torch.where(capped, ceiling, pessimistic)",
+        "losses = torch.where(capped, ceiling / exp(proximal - rollout), pessimistic)",
+        f"{TESTS}loss.py",
+    ),
+    Mutation(
+        "the clips change places",
+        "trainer/loss.py",
+        "ratio.clamp(1 - config.clip_low, 1 + config.clip_high)",
+        "ratio.clamp(1 - config.clip_high, 1 + config.clip_low)",
+        f"{TESTS}loss.py",
+    ),
+    Mutation(
+        "a gradient flows through the proximal policy",
+        "trainer/loss.py",
+        "proximal[keep].detach(), rollout[keep].detach()",
+        "proximal[keep], rollout[keep].detach()",
+        f"{TESTS}loss.py",
+    ),
+    Mutation(
+        "every visit of a prompt is in one group",
+        "trainer/batch.py",
+        "groups=[t.entry for t in trajectories]",
+        "groups=[t.prompt_id for t in trajectories]",
+        f"{TESTS}batch.py",
+    ),
+    Mutation(
+        "the overlong penalty is a reward",
+        "trainer/batch.py",
+        "+ overlong_penalties(trajectories, config)",
+        "- overlong_penalties(trajectories, config)",
+        f"{TESTS}update_variants.py::test_a_long_trajectory_is_worth_less_to_the_advantage_and_the_same_to_the_metrics",
+    ),
+    Mutation(
+        "L is counted before tokens are rejected",
+        "trainer/update.py",
+        "advantages = advantages_of(batch.trajectories, counts, self.config)\n        measure",
+        "advantages = advantages_of(batch.trajectories, batch.counts, self.config)\n        measure",
+        f"{TESTS}update_variants.py::test_what_is_rejected_has_no_part_in_the_divisor_or_the_centre_of_the_advantages",
+    ),
+    Mutation(
+        "a trajectory is rejected by the sum over its tokens",
+        "trainer/rejection.py",
+        "trajectory_means(disagreement, counts)",
+        "disagreement.new_tensor([part.sum() for part in disagreement.split(counts.tolist())])",
+        f"{TESTS}loss_variants.py::test_rejected_are_the_tokens_or_trajectories_outside_the_bounds",
+    ),
+    Mutation(
+        "GSPO's ratio is that of the whole trajectory's probability",
+        "trainer/loss.py",
+        "trajectory_means(log_ratio, counts)",
+        "trajectory_sums(log_ratio, counts)",
+        f"{TESTS}loss_variants.py::test_loss_and_gradient_are_the_papers",
+    ),
+    Mutation(
+        "the importance of a trajectory is the mean of its tokens'",
+        "trainer/loss.py",
+        "trajectory_sums(mismatch, counts)",
+        "trajectory_means(mismatch, counts)",
+        f"{TESTS}loss_variants.py::test_loss_and_gradient_are_the_papers",
+    ),
+    Mutation(
+        "GRPO's mean over trajectories counts those without tokens",
+        "trainer/aggregation.py",
+        "np.count_nonzero(counts), 1))",
+        "len(counts), 1))",
+        f"{TESTS}loss_variants.py::test_the_weights_of_an_update_follow_from_its_counts_alone",
+    ),
+    Mutation(
+        "Dr. GRPO's constant follows the lengths",
+        "trainer/aggregation.py",
+        "(max(len(counts), 1) * longest))",
+        "max(counts.sum(), 1))",
+        f"{TESTS}loss_variants.py::test_the_weights_of_an_update_follow_from_its_counts_alone",
+    ),
+    Mutation(
+        "the KL penalty looks from the reference's side",
+        "trainer/loss.py",
+        '"reference", config.kl)[keep].detach() - logprobs)',
+        '"reference", config.kl)[keep].detach().neg() + logprobs)',
+        f"{TESTS}loss_variants.py::test_loss_and_gradient_are_the_papers",
+    ),
+    Mutation(
+        "the entropy bonus is a penalty",
+        "trainer/loss.py",
+        "loss = loss - config.entropy",
+        "loss = loss + config.entropy",
+        f"{TESTS}update_variants.py::test_an_entropy_bonus_raises_the_entropy",
+    ),
+    Mutation(
+        "drift is measured on the trajectory that was just trained",
+        "trainer/receipts.py",
+        "before.append(seen.get(trajectory.prompt_id))\n            seen[trajectory.prompt_id] = trajectory",
+        "seen[trajectory.prompt_id] = trajectory\n            before.append(seen.get(trajectory.prompt_id))",
+        f"{TESTS}receipts.py::test_a_prompt_that_comes_twice_in_a_batch_is_visited_twice",
+    ),
+    Mutation(
+        "drift is the distance of the means",
+        "trainer/receipts.py",
+        "np.abs(new.astype(np.float64) - old).sum()",
+        "np.abs((new.astype(np.float64) - old).sum())",
+        f"{TESTS}receipts.py::test_drift_is_the_mean_distance_of_the_log_probs_and_nothing_where_there_are_none",
+    ),
+]
