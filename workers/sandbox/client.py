@@ -131,9 +131,10 @@ class Session:
                 await self._sandbox.children.acquire()
                 self._counted = True
             async with self._sandbox.places:
-                result = await self._call(code)
+                result = None if self._closed else await self._call(code)
         if self._closed:
-            raise SandboxUnavailable("CLOSED", "this session was closed while its call ran")
+            await self.close()  # again: what this call has taken meanwhile
+            raise SandboxUnavailable("CLOSED", "this session was closed while its call waited or ran")
         if result.error == "refused":
             raise SandboxUnavailable("REFUSED", f"{result.output}; free process slots and memory on this machine")
         return result

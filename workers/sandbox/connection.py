@@ -232,7 +232,7 @@ class ForkServer:
             await asyncio.sleep(0.01)
 
 
-def result_of(answer: dict[str, Any], output: bytes) -> ToolResult | None:
+def result_of(answer: dict[str, Any], output: bytes) -> ToolResult:
     text = output.decode(errors="ignore" if answer["cut"] else "replace")
     if answer["cut"]:
         text += f"\n[output truncated after {len(output)} bytes]"

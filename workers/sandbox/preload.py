@@ -57,7 +57,7 @@ def packages(names: Iterable[str]) -> Places:
     if "sympy" in sys.modules:
         warm_sympy()
     folders = []
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - before - sys.stdlib_module_names:
         if "." not in name:
             for folder in getattr(sys.modules[name], "__path__", ()):
                 folders += [folder, f"{folder}.libs"]  # the latter: libraries that a wheel brings, loaded late too

@@ -284,9 +284,28 @@ def test_closing_a_session_ends_the_call_that_runs():
             await asyncio.sleep(0.3)
             begun = time.monotonic()
             await python.close()
-            with pytest.raises(SandboxUnavailable, match="closed while its call ran"):
+            with pytest.raises(SandboxUnavailable, match="closed while its call waited or ran"):
                 await call
             assert time.monotonic() - begun < 10
+
+    asyncio.run(scenario())
+
+
+def test_a_session_closed_while_its_first_call_waits_takes_no_place():
+    async def scenario():
+        before = children(os.getpid())
+        async with PythonSandbox(PATIENT, sessions=1) as sandbox:
+            server = the_server(before)
+            first, second = sandbox.session(), sandbox.session()
+            await first.run("1")
+            waiting = asyncio.create_task(second.run("1"))
+            await asyncio.sleep(0.1)
+            await second.close()
+            await first.close()
+            with pytest.raises(SandboxUnavailable, match="waited"):
+                await waiting
+            assert (await in_one_session(sandbox, "2")).output == "2\n"
+            await until(lambda: not children(server))
 
     asyncio.run(scenario())
 
