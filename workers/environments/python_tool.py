@@ -10,7 +10,7 @@ PYTHON = {
     "type": "function",
     "function": {
         "name": "python",
-        "description": "Run Python code; answers with what it prints.",
+        "description": "Run Python code; answers with what it prints, and with the value of a last expression.",
         "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
     },
 }
