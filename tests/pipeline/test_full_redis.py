@@ -6,7 +6,7 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from pipeline import keys, memory
-from pipeline.coordinator import Coordinator, Filtered, Placed, Refused
+from pipeline.coordinator import Coordinator, Credited, Filtered, Placed, Published, Refused, Replayed
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
 from pipeline.progress import Progress, read_metrics, read_processes, record_metrics
@@ -133,6 +133,16 @@ def test_updates_go_on_and_checkpoints_make_room(d):
     assert d.client.info("memory")["used_memory"] < full
     assert isinstance(d.reserve(), Reservation)
     assert len(d.c.consume(TRAINER, 1).refs) == 4
+
+
+def test_what_was_trained_becomes_evidence(client, run):
+    d = Driver(client, run, batch_size=4, max_staleness=1, evidence="receipt")
+    d.fill_head()
+    batch = d.c.consume(TRAINER, 0)
+    fill_redis(d)
+    assert d.credit(batch) == Credited()
+    assert d.credit(batch) == Replayed()
+    assert d.publish() == Published(1)
 
 
 def test_a_head_that_lacks_an_entry_is_filled_once_a_checkpoint_has_made_room(d):
