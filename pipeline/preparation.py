@@ -52,6 +52,7 @@ def play(config: Config, supervisor: Supervisor, engine_urls: Callable[[], Seque
     if config.advantage.values is not None:
         first_values.take(config)
         return
+    first_values.begin(config)  # before engines are started, which takes minutes
     program = programs.values(config, engine_urls())
     process = supervisor.start(program)
     supervisor.wait_until(lambda: not process.running, program, VALUES_S)

@@ -105,6 +105,12 @@ def abort_all(url: str) -> None:
     _post(f"{url}/abort_request", {"rid": "", "abort_all": True})
 
 
+def serve(url: str, model_path: Path, label: str = "base") -> None:
+    """Have it load other weights, or its own again."""
+    weights = {"model_path": str(model_path), "weight_version": label, "flush_cache": True}
+    _post(f"{url}/update_weights_from_disk", weights, timeout_s=60)
+
+
 def running(url: str) -> int:
     """Requests that the server generates for at this moment."""
     with urllib.request.urlopen(f"{url}/v1/loads", timeout=10) as reply:

@@ -1,14 +1,11 @@
 """One small run through `headrace up`, everything real: stopped by Ctrl-C, resumed, finished, looked at."""
 
 import json
-import os
 import random
 import shlex
 import signal
 import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,8 @@ import redis
 
 from tests.chaos.run import Run
 from tests.chaos.trial import Trial
+from tests.fixtures_sglang import serve
+from tests.shell import Shell, end
 
 SMALL = [
     *("run.total_steps=5", "data.size=32", "eval.data.size=8", "eval.n=1", "eval.every=100"),
@@ -23,50 +22,6 @@ SMALL = [
     *("cold_start.problems=64", "cold_start.batch_size=32", "cold_start.target=1e-12", "trainer.checkpoint_every=2"),
 ]
 UP = ["up", "small.toml", *SMALL]
-
-
-class Shell:
-    """Runs headrace in `folder`, which is also the working directory of whatever comes of it."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def start(self, *arguments: str) -> subprocess.Popen:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment["HEADRACE_SGLANG_PYTHON"] = str(Path(python_with_sglang()).absolute())
-        environment.pop("REDIS_URL", None)
-        argv = [sys.executable, "-m", "pipeline.cli", *arguments]
-        return subprocess.Popen(
-            argv, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-
-    def headrace(self, *arguments: str) -> tuple[int, str]:
-        return end(self.start(*arguments))
-
-    def left_over(self) -> list[str]:
-        """Command lines of living processes that work in the folder."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if (process / "cwd").readlink().is_relative_to(self.folder):
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:  # it has ended meanwhile
-                continue
-        return found
-
-
-def python_with_sglang() -> str:
-    return os.environ.get("HEADRACE_SGLANG_PYTHON", ".venv-sglang/bin/python")
-
-
-def end(process: subprocess.Popen, timeout_s: float = 280) -> tuple[int, str]:
-    try:
-        out, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        out, _ = process.communicate(timeout=60)
-        pytest.fail(f"took longer than {timeout_s} s:\n{out}")
-    return process.returncode, out
 
 
 def updates(folder: Path) -> list[int]:
@@ -117,7 +72,7 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_finished(sgl
     assert (result["version"], result["trajectories"]) == (5, 8)
     assert 0 <= result["success"] <= 1
     assert shell.left_over() == []
-    serve_its_own_model_again(sglang)
+    serve(sglang.url, sglang.model_path)
 
 
 def answers_of_the_lines_at_the_end(out: str, folder: Path) -> None:
@@ -148,14 +103,5 @@ def test_a_run_outlives_kill_9_of_each_of_its_processes_and_its_audit_is_clean(s
         trial.finish()
     finally:
         run.headrace("down")
-        serve_its_own_model_again(sglang)
+        serve(sglang.url, sglang.model_path)
     assert trial.failures == []
-
-
-def serve_its_own_model_again(server) -> None:
-    body = {"model_path": str(server.model_path), "weight_version": "base", "flush_cache": True}
-    request = urllib.request.Request(
-        f"{server.url}/update_weights_from_disk", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        assert json.load(reply)["success"]
