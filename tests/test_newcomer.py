@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.shell import Shell, serve_its_own_model_again
+from tests.fixtures_sglang import serve
+from tests.shell import Shell
 
 NEWCOMER = '''\
 """Say a word with as many of one letter as you can; a second try if it has none."""
@@ -54,4 +55,4 @@ def test_a_newcomers_own_environment_is_checked_and_trains_with_one_command(sgla
         assert all(1 <= line["environment"]["tries"] <= 2 for line in lines)
         assert shell.left_over() == []
     finally:
-        serve_its_own_model_again(sglang)
+        serve(sglang.url, sglang.model_path)
