@@ -5,6 +5,8 @@ import asyncio
 import gc
 import signal
 
+import uvloop
+
 from pipeline import config, config_file
 from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError
@@ -42,7 +44,8 @@ def main() -> None:
     redis_url = find_url(arguments.redis, settings.redis.url)
     if not redis_url:
         raise ConfigError("a worker needs the run's Redis: give --redis URL, or set REDIS_URL or redis.url")
-    asyncio.run(work(settings, arguments.name, redis_url))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # a tenth fewer instructions a request
+        runner.run(work(settings, arguments.name, redis_url))
 
 
 if __name__ == "__main__":
