@@ -57,7 +57,7 @@ def test_weights_of_another_model_are_not_given_to_an_engine_whose_scheduler_the
     ours = json.loads((published / "weights/1-a/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(ours | {"hidden_size": 2 * ours["hidden_size"]}))
     write_manifest(tmp_path, 3, range(32), [-1.0] * 31, "float32")
-    with pytest.raises(EngineFailed, match=r"hidden_size is 64, in the run's 128; start it with the run's") as caught:
+    with pytest.raises(EngineFailed, match="hidden_size is 128, in the run's 256; start it with the run's") as caught:
         engine.bring(tmp_path, "demo", timeout_s=60)
     assert caught.value.code == "MODEL"
     engine.bring(published / "weights/1-a", "demo", timeout_s=60)
