@@ -194,8 +194,7 @@ def cold_start(run_toml, overrides, as_json):
     from pipeline import preparation
     from pipeline.config_file import load
 
-    # of the processes that compose starts it is the first: what may change of a run's settings, changes here
-    show(preparation.cold_start(load(_resolved(run_toml, overrides, rewrite=True))), as_json)
+    show(preparation.cold_start(load(run_toml, overrides)), as_json)
 
 
 @cli.command()
@@ -211,7 +210,7 @@ def values(run_toml, overrides, engine_urls, as_json):
     from pipeline import preparation
     from pipeline.config_file import load
 
-    show(preparation.values(load(_resolved(run_toml, overrides)), engine_urls), as_json)
+    show(preparation.values(load(run_toml, overrides), engine_urls), as_json)
 
 
 @cli.command()
@@ -230,13 +229,12 @@ def doctor(as_json):
     return 0 if all(finding["ok"] for finding in findings) else 1
 
 
-def _resolved(run_toml: Path, overrides: tuple[str, ...], rewrite: bool = False) -> Path:
-    """The run.toml of the run's folder, written if this is its first process, or `rewrite`; other settings are
-    refused."""
+def _resolved(run_toml: Path, overrides: tuple[str, ...]) -> Path:
+    """The run.toml of the run's folder, written if this is its first process; other settings are refused."""
     from pipeline.config_file import load
     from pipeline.run_folder import open_folder
 
-    return open_folder(load(run_toml, overrides), rewrite)
+    return open_folder(load(run_toml, overrides))
 
 
 def _with_redis(redis_url: str | None) -> None:

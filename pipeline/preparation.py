@@ -19,7 +19,7 @@ from pipeline import first_values, programs, version_0
 from pipeline.config import Config
 from pipeline.engine_processes import engine_processes, wait_until_up
 from pipeline.errors import ConfigError
-from pipeline.run_folder import locked
+from pipeline.run_folder import locked, open_folder
 from pipeline.supervisor import Process, Program, Supervisor
 
 VALUES_S = 24 * 3600.0  # engines that hang end them sooner, by rollout.request_timeout_s
@@ -27,8 +27,8 @@ VALUES_S = 24 * 3600.0  # engines that hang end them sooner, by rollout.request_
 
 def cold_start(config: Config) -> dict[str, Any]:
     """Make version 0; answers what it came of. Raises HeadraceError."""
-    with locked(config.folder), _supervised() as supervisor:
-        version_0.check(config)
+    version_0.check(config)
+    with _alone(config) as supervisor:
         version_0.make(config, supervisor, _step)
     return version_0.summary(config)
 
@@ -40,7 +40,7 @@ def values(config: Config, engine_urls: Sequence[str] = ()) -> dict[str, Any]:
     """
     if not config.advantage.offline_rollouts:
         raise ConfigError("advantage.offline_rollouts = 0: this run has no first values to play")
-    with locked(config.folder), _supervised() as supervisor:
+    with _alone(config) as supervisor:
         play(config, supervisor, lambda: list(engine_urls) or config.engines.urls or _start_engines(config, supervisor))
     return first_values.summary(config)
 
@@ -68,12 +68,15 @@ def _start_engines(config: Config, supervisor: Supervisor) -> list[str]:
 
 
 @contextlib.contextmanager
-def _supervised() -> Iterator[Supervisor]:
-    supervisor = TellingSupervisor()
-    try:
-        yield supervisor
-    finally:
-        supervisor.stop()
+def _alone(config: Config) -> Iterator[Supervisor]:
+    """Nobody else starts the run meanwhile, so that its settings may change where they can, as with `up`."""
+    with locked(config.folder):
+        open_folder(config, rewrite=True)
+        supervisor = TellingSupervisor()
+        try:
+            yield supervisor
+        finally:
+            supervisor.stop()
 
 
 @dataclass

@@ -33,9 +33,10 @@ class AlreadyUp(HeadraceError):
 def open_folder(config: Config, rewrite: bool = False) -> Path:
     """Make the run's folder and write its run.toml; returns the path of run.toml.
 
-    A folder that exists goes on with the same run, and keeps its run.toml unless `rewrite`: what starts a run alone
-    decides what may change, `headrace up` or, in compose, the cold start. Raises ConfigError, with every differing key,
-    if it was made with other settings than `config`; addresses, ports, counts of processes and total_steps may change.
+    A folder that exists goes on with the same run, and keeps its run.toml unless `rewrite`: what holds the lock
+    decides what may change, `headrace up`, or `cold-start` and `values` before it. Raises ConfigError, with every
+    differing key, if it was made with other settings than `config`; addresses, ports, counts of processes and
+    total_steps may change.
     """
     path = config.folder / "run.toml"
     if path.exists():
