@@ -103,6 +103,7 @@ def answered(shell, *arguments):
 
 
 @pytest.mark.sglang
+@pytest.mark.timeout(600)
 def test_a_teachers_traces_make_version_0_and_what_was_killed_begins_anew(shell, sglang, tiny_model, teacher):
     serve(sglang.url, teacher, "whatever it is called")
     config = write_run(shell, "first", tiny_model, sglang.url)
@@ -145,6 +146,7 @@ def held_out(traces):
 
 
 @pytest.mark.sglang
+@pytest.mark.timeout(600)
 def test_values_go_on_after_a_kill_and_another_run_takes_them(shell, sglang, tiny_model):
     config = write_run(shell, "first", tiny_model)
     answered(shell, "cold-start", "first.toml")
