@@ -1,15 +1,10 @@
-"""Advantages and losses of every recipe, one trajectory after the other: from the papers, not from the product, which
-they are held against.
-
-    R, v, L, group ─▶ advantages          per trajectory
-    log π, log π_prox, log π_rollout, Ã ─▶ loss of one optimizer step, with gradient
+"""Advantages of every recipe, one trajectory after the other: from the papers, not from the product, which is held
+against them. Their losses: tests/trainer/oracle.py.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
-
-import torch
 
 GROUPED = {  # baseline and scale of one member, from the rewards of its group
     "grpo": lambda r, group: (r - statistics.fmean(group)) / (deviation(group) + 1e-6),
@@ -45,33 +40,6 @@ def standardized(values: Sequence[float], weights: Sequence[float]) -> list[floa
 def overlong(length: int, longest: int, buffer: int, penalty: float) -> float:
     """What is added to the reward; DAPO 2503.14476 Eq. 13, down to -penalty."""
     return -penalty * min(max(length - (longest - buffer), 0) / buffer, 1) if buffer else 0.0
-
-
-def trajectory_loss(logprobs, proximal, rollout, reference, advantage: float, loss) -> torch.Tensor:
-    """[L] what each action token of one trajectory adds, before it is averaged; `loss`: the run's [loss]."""
-    log_ratio = logprobs - proximal
-    if loss.ratio == "sequence":  # GSPO 2507.18071 Eq. 7
-        log_ratio = log_ratio.mean().expand_as(log_ratio)
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
-    losses = torch.maximum(-advantage * ratio, -advantage * clipped)
-    if advantage < 0 and math.isfinite(loss.dual_clip):
-        losses = losses.clamp(max=-loss.dual_clip * advantage)
-    away = proximal - rollout
-    if loss.importance == "sequence":
-        away = away.sum().expand_as(away)
-    weight = away.clamp(-20, 20).exp().clamp(max=loss.importance_cap) if loss.importance != "none" else 1.0
-    return weight * losses + loss.kl * ((reference - logprobs).exp() - (reference - logprobs) - 1)  # GRPO, Eq. 4
-
-
-def averaged(parts: Sequence[torch.Tensor], steps: int, tokens: int, trajectories: int, longest: int, loss):
-    """The loss of one of `steps` optimizer steps; tokens, trajectories: of the whole update, those without tokens not
-    counted."""
-    if loss.aggregation == "token":
-        return sum(part.sum() for part in parts) / (tokens / steps)
-    if loss.aggregation == "sequence":
-        return sum(part.mean() for part in parts) / (trajectories / steps)
-    return sum(part.sum() for part in parts) / (trajectories / steps * longest)
 
 
 def retention(drift: float | None) -> float:

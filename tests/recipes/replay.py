@@ -1,10 +1,12 @@
 """An independent trainer: every update again, from the published weights and the archived trajectories alone.
 
     weights/v ─┐
-    trained/v ─┴▶ one trajectory a forward pass, plain PyTorch ─▶ loss, gradient, AdamW ─▶ metrics.jsonl, weights/v+1?
+    trained/v ─┴▶ float64, one trajectory a forward pass ─▶ loss, gradient, AdamW ─▶ metrics.jsonl, weights/v+1?
 
 Its optimizer runs through all updates; its weights begin each one as the product published them.
 """
+
+import copy
 
 import numpy as np
 import torch
@@ -13,8 +15,10 @@ from transformers import AutoModelForCausalLM
 from pipeline.config import Config
 from pipeline.trajectory import Trajectory
 from tests.recipes import formulas
+from tests.trainer.oracle import loss_of
+from tests.trainer.plain import sample
 
-CLOSE = 2e-5  # of a loss, and of an advantage's center: float32 sums in another order
+CLOSE = 2e-5  # of a loss, and of an advantage's center: the product sums in float32
 DIRECTION = 0.02  # of a step: AdamW scales what is rounding in a gradient to a step of full size
 
 
@@ -24,53 +28,46 @@ class Replay:
     def __init__(self, config: Config, weights: dict[int, str]):
         self.config, self.weights = config, weights
         torch.set_num_threads(1)
-        self.model = AutoModelForCausalLM.from_pretrained(weights[0], dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(weights[0], dtype=torch.float64).eval()
+        self.initial = copy.deepcopy(self.model)
         o = config.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay
-        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), o.lr, o.betas, o.eps, o.weight_decay)
         self.previous: dict[str, Trajectory] = {}
-        self.credits: list[
-            list[tuple[str, float, float]]
-        ] = []  # of each update: prompt, ρ, outcome, in the batch's order
+        self.credits: list[list[tuple[str, float, float]]] = []  # of each update: prompt, ρ, outcome, in batch's order
 
     def update(self, version: int, trajectories: list[Trajectory], line: dict) -> list[str]:
         """Update `version`; what of it differs from the product's `line` of metrics.jsonl and its next weights."""
         self._load(version)
-        start = [p.detach().clone() for p in self.model.parameters()]
-        proximal = [self._logprobs(t).detach() for t in trajectories]
-        rollout = [torch.from_numpy(t.rollout_logprobs[actions(t)]) for t in trajectories]
-        lengths = [len(actions(t)) for t in trajectories]
-        weights = self._advantages(trajectories, lengths)
+        begun = [p.detach().clone() for p in self.model.parameters()]
+        with torch.no_grad():
+            start = [sample(self.model, self.initial, t) for t in trajectories]
+        lengths = [len(s.actions) for s in start]
+        advantages = self._advantages(trajectories, lengths)
         seen = self._seen_before(trajectories)
-        reference = self._initial_logprobs(trajectories) if self.config.loss.kl else proximal
-        steps = self.config.trainer.minibatches
         losses, norms = [], []
+        steps = self.config.trainer.minibatches
         for k in range(steps):
-            own = [i for i in range(len(trajectories))[k::steps] if lengths[i]]
-            self.optimizer.zero_grad()
-            prox = rollout if self.config.loss.proximal == "rollout" else proximal
-            parts = [
-                formulas.trajectory_loss(
-                    self._logprobs(trajectories[i]), prox[i], rollout[i], reference[i], weights[i], self.config.loss
-                )
-                for i in own
+            own = [
+                sample(self.model, self.initial, t, self._proximal(s), None, advantage)
+                for t, s, advantage in list(zip(trajectories, start, advantages, strict=True))[k::steps]
             ]
-            longest = self.config.rollout.context_length
-            loss = formulas.averaged(parts, steps, sum(lengths), np.count_nonzero(lengths), longest, self.config.loss)
+            loss = loss_of(own, self.config.loss, self.config.rollout.context_length, start, steps)
+            self.optimizer.zero_grad()
             loss.backward()
-            norms.append(
-                float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm))
-            )
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
             self.optimizer.step()
-            losses.append(float(loss.detach()))
+            losses.append(loss.item())
+            norms.append(norm.item())
         wrong = differing("loss", line["loss"], np.mean(losses), CLOSE)
         wrong += differing("grad_norm", line["grad_norm"], np.mean(norms), 1e-3 * max(1.0, np.mean(norms)))
-        center = np.dot(weights, lengths) / max(sum(lengths), 1)
+        center = np.dot(advantages, lengths) / max(sum(lengths), 1)
         wrong += differing("advantage_center", line["advantage_center"], center, CLOSE)
-        wrong += self._step_differs(version, start)
+        wrong += self._step_differs(version, begun)
         self._credit(trajectories, seen)
         return [f"update {version}: {text}" for text in wrong]
+
+    def _proximal(self, s):
+        return s.rollout if self.config.loss.proximal == "rollout" else s.logprobs
 
     def _advantages(self, trajectories: list[Trajectory], lengths: list[int]) -> list[float]:
         a, longest = self.config.advantage, self.config.rollout.context_length
@@ -93,13 +90,6 @@ class Replay:
         away = float((ours - theirs).norm() / theirs.norm())
         return [] if away <= DIRECTION else [f"the step differs by {away:.3g} of its length"]
 
-    def _initial_logprobs(self, trajectories: list[Trajectory]) -> list[torch.Tensor]:
-        now = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self._load(0)
-        found = [self._logprobs(t).detach() for t in trajectories]
-        self.model.load_state_dict(now)
-        return found
-
     # -- evidence of SPO
 
     def _seen_before(self, trajectories: list[Trajectory]) -> list[tuple[Trajectory, torch.Tensor] | None]:
@@ -107,31 +97,25 @@ class Replay:
         found = []
         for t in trajectories:
             before = self.previous.get(t.prompt_id)
-            found.append(before and (before, self._logprobs(before).detach()))
+            found.append(before and (before, self._logprobs(before)))
             self.previous[t.prompt_id] = t
         return found
 
     def _credit(self, trajectories: list[Trajectory], seen: list[tuple[Trajectory, torch.Tensor] | None]) -> None:
-        drifts = [pair and float((self._logprobs(pair[0]).detach() - pair[1]).abs().mean()) for pair in seen]
+        drifts = [pair and float((self._logprobs(pair[0]) - pair[1]).abs().mean()) for pair in seen]
         self.credits.append(
             [(t.prompt_id, formulas.retention(d), t.outcome) for t, d in zip(trajectories, drifts, strict=True)]
         )
 
     def _load(self, version: int) -> None:
-        fresh = AutoModelForCausalLM.from_pretrained(self.weights[version], dtype=torch.float32)
+        fresh = AutoModelForCausalLM.from_pretrained(self.weights[version], dtype=torch.float64)
         self.model.load_state_dict(fresh.state_dict())
 
+    @torch.no_grad()
     def _logprobs(self, t: Trajectory) -> torch.Tensor:
-        """[L] float32 nats of its action tokens."""
-        tokens = torch.from_numpy(t.tokens.astype(np.int64))[None]
-        places = torch.from_numpy(actions(t))
-        logits = self.model(input_ids=tokens, use_cache=False).logits[0, places - 1].float()
-        logprobs = torch.log_softmax(logits / self.config.rollout.temperature, -1)
-        return logprobs.gather(-1, tokens[0, places, None]).squeeze(-1)
-
-
-def actions(t: Trajectory) -> np.ndarray:
-    return np.array([i for i in range(1, len(t.tokens)) if t.loss_mask[i]], dtype=np.int64)
+        """[L] float64 nats of its action tokens."""
+        s = sample(self.model, self.initial, t)
+        return s.logprobs[s.actions]
 
 
 def differing(name: str, said: float, found: float, tolerance: float) -> list[str]:

@@ -23,7 +23,7 @@ def sample(model, reference, t: Trajectory, proximal=None, mask=None, advantage=
     logprobs, entropy = forward(model, t)
     with torch.no_grad():
         held = forward(reference, t)[0]
-    rollout = torch.from_numpy(t.rollout_logprobs[1:]).double()
+    rollout = torch.tensor(t.rollout_logprobs[1:], dtype=torch.float64)
     proximal = logprobs.detach() if proximal is None else proximal
     mask = t.loss_mask[1:].tolist() if mask is None else mask
     return Sample(logprobs, proximal, rollout, held, entropy, mask, advantage)
