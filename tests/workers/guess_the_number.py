@@ -15,7 +15,7 @@ class GuessTheNumber(Environment):
         return Turn([{"role": "user", "content": prompt["question"]}])
 
     async def step(self, reply):
-        if not reply.strip().isdigit():
+        if not reply.strip().isdecimal():
             return Turn([], reward=-1.0, done=True, metrics={"outcome": 0, "not_a_number": 1})
         guess = int(reply)
         if guess == self.number:
