@@ -1,5 +1,7 @@
 """`headrace environments`: what a user's own environment is tried with before it trains."""
 
+import os
+
 import click
 
 
@@ -17,4 +19,5 @@ def check(arguments):
     """
     from pipeline import programs
 
-    programs.become([*programs.PYTHON, "-m", "workers.environments.conformance", *arguments], programs.environment())
+    variables = programs.environment() | {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0")}  # --data hf:…
+    programs.become([*programs.PYTHON, "-m", "workers.environments.conformance", *arguments], variables)

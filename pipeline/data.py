@@ -31,6 +31,13 @@ SHOWN = 3  # rows that are left out, in the report on all of them
 COLD_START_SEED = 1_000_000_007
 
 
+def check_files(config: Config) -> None:
+    """Read the files that [data] and [eval.data] name, if any; of a data set of the hub this is what fetches it, since
+    the processes of a run stay off the network. Raises ConfigError."""
+    if config.data.path or (config.eval.data and config.eval.data.path):  # tasks take longer; no person typed them
+        training_problems(config)
+
+
 def evaluation_problems(config: Config) -> list[Problem]:
     """Held-out problems of [eval.data]; none without it."""
     return _draw(config.eval.data, set(), "eval.data", _needs_answer(config)) if config.eval.data else []

@@ -104,10 +104,11 @@ def _of_hub(name: str, place: str) -> Iterator[dict[str, Any]]:
     try:
         found = datasets.load_dataset(name, configuration or None)
     except Exception as error:  # whatever its builders raise, and what the network does
+        offline = ", which HF_HUB_OFFLINE forbids here" if datasets.config.HF_HUB_OFFLINE else ""
         raise ConfigError(
-            f"{place}: cannot be loaded: {type(error).__name__}: {error}\nthe first time it needs the network; where "
-            f"there is none, save it elsewhere with datasets.load_dataset({name!r}).save_to_disk(FOLDER), and set "
-            "this to FOLDER"
+            f"{place}: cannot be loaded: {type(error).__name__}: {error}\nthe first time it needs the network{offline}"
+            f"; where there is none, save it elsewhere with datasets.load_dataset({name!r}).save_to_disk(FOLDER), and "
+            "set this to FOLDER"
         ) from None
     yield from _split(datasets, found, split, place)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline import programs
 from pipeline.config import Config
+from pipeline.data import check_files
 from pipeline.engine_processes import engine_processes, load_version, wait_until_up
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.run_folder import find_run
@@ -31,6 +32,7 @@ def evaluate(checkpoint: str, run: str | None, engine_url: str | None = None) ->
     if config.eval.data is None:
         raise ConfigError(f"the run {config.run.name!r} has no [eval.data]: it has no held-out problems")
     folder = _weights(config, checkpoint)
+    check_files(config)
     about = {"run": config.run.name, "version": read_manifest(folder).version, "weights": str(folder)}
     supervisor = Supervisor()
     try:

@@ -1,6 +1,7 @@
 """`headrace environments check`, as a user starts it: it becomes another process."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 GUESS = f"{Path(__file__).parents[1]}/workers/guess_the_number.py:GuessTheNumber"
 
 
-def check(folder, *arguments):
+def check(folder, *arguments, **variables):
     argv = [sys.executable, "-m", "pipeline.cli", "environments", "check", *arguments]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120, env=os.environ | variables)
 
 
 def test_one_line_a_rule_and_the_exit_code_says_whether_all_are_kept(tmp_path):
@@ -23,6 +24,14 @@ def test_one_line_a_rule_and_the_exit_code_says_whether_all_are_kept(tmp_path):
     broken = check(tmp_path, GUESS, "--json")
     assert broken.returncode == 1
     assert "KeyError: 'number'" in list(json.loads(broken.stdout).values())[-1]
+
+
+def test_data_of_the_hub_is_asked_for_there(tmp_path):
+    """Nobody listens at that address; offline it would not have been tried."""
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    tried, forbidden = (check(tmp_path, GUESS, "--data", "hf:no-such/set", HF_HUB_OFFLINE=n, **hub) for n in "01")
+    assert tried.returncode == forbidden.returncode == 2
+    assert "HF_HUB_OFFLINE" not in tried.stderr.splitlines()[-1] and "HF_HUB_OFFLINE forbids" in forbidden.stderr
 
 
 def test_what_cannot_be_loaded_is_one_message(tmp_path):
