@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.model_folder import text_config
+
 SHAPE = (
     "vocab_size",
     "hidden_size",
@@ -22,8 +24,8 @@ SHAPE = (
 
 def difference(info: Mapping[str, Any], folder: Path) -> str:
     """info: what /model_info answered. folder: of the weights to be loaded. What neither side tells is not compared."""
-    ours = _config(folder)
-    theirs = _config(Path(info.get("model_path") or "")) | {"architectures": info.get("architectures")}
+    ours, path = _config(folder), info.get("model_path")
+    theirs = (_config(Path(path)) if path else {}) | {"architectures": info.get("architectures")}
     for name in ("architectures", *SHAPE):
         found, expected = theirs.get(name), ours.get(name)
         if found is not None and expected is not None and found != expected:
@@ -32,12 +34,13 @@ def difference(info: Mapping[str, Any], folder: Path) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """{} where there is none to be read: a model hub's name, or another host's folder."""
+    """{} where there is none to be read: a model hub's name, or another host's folder. A model of images as well has
+    its shape in the part for text."""
     try:
         found = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found | text_config(found) | {"architectures": found.get("architectures")} if isinstance(found, dict) else {}
 
 
 def _shown(value: Any) -> str:

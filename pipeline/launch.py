@@ -25,12 +25,10 @@ from pipeline.config_file import load
 from pipeline.config_rules import unwise
 from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role
-from pipeline.data import training_problems
 from pipeline.display import Display, Snapshots
 from pipeline.engine_processes import EngineProcess, engine_processes, wait_until_up
 from pipeline.errors import HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
-from pipeline.model_folder import check_model_folder, gguf_file
 from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
 from pipeline.run_folder import Lock, locked, open_folder
 from pipeline.supervisor import Supervisor
@@ -75,12 +73,6 @@ def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
 
 def check(config: Config, redis_url: str | None) -> list[EngineProcess]:
     """Find out in a second what would fail after minutes; returns the engines to start. Raises HeadraceError."""
-    if config.model.path is not None:
-        check_model_folder(config.model.path, config.rollout.context_length)
-    if config.model.gguf is not None:
-        gguf_file(config.model.gguf)
-    if config.data.path or (config.eval.data and config.eval.data.path):  # tasks take longer; no person typed them
-        training_problems(config)
     version_0.check(config)
     if config.advantage.values is not None and first_values.missing(config):
         first_values.source(config)

@@ -1,27 +1,31 @@
 """Is this a model that engine and trainer can load? Answered before anything starts.
 
-model.path   a Hugging Face folder           check_model_folder()
-             with cold_start.teacher         check_one_tokenizer()
-model.gguf   one file, to become a folder    gguf_file()
+model.path           a Hugging Face folder           check_model_folder(), check_text_model()
+cold_start.teacher   the same                        check_model_folder(), check_one_tokenizer()
+model.gguf           one file, to become a folder    gguf_file()
 """
 
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError
 
 
-def check_model_folder(folder: Path, context_length: int) -> None:
-    """Raises ConfigError, naming the file, if one is missing, cut short or cannot serve `context_length` tokens."""
+def check_model_folder(folder: Path, context_length: int, setting: str = "model.path") -> None:
+    """Raises ConfigError, naming the file, if one is missing, cut short or cannot serve `context_length` tokens.
+
+    setting: what names the folder.
+    """
     if not folder.is_dir():
         raise ConfigError(
-            f"model.path = {folder}: no such folder; expected a Hugging Face model (config.json, *.safetensors)"
+            f"{setting} = {folder}: no such folder; expected a Hugging Face model (config.json, *.safetensors)"
         )
     config = _json(folder / "config.json")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         _json(folder / name)
-    longest = config.get("max_position_embeddings")
+    longest = text_config(config).get("max_position_embeddings")
     if isinstance(longest, int) and longest < context_length:
         raise ConfigError(
             f"rollout.context_length = {context_length}, but the model in {folder} takes at most {longest} tokens"
@@ -31,6 +35,27 @@ def check_model_folder(folder: Path, context_length: int) -> None:
         raise ConfigError(f"{folder}: no *.safetensors; convert the weights with `save_pretrained(folder)` first")
     for path in weights:
         _check_safetensors(path)
+
+
+def check_text_model(folder: Path) -> None:
+    """Raises ConfigError for a model of more than text: what is trained and published of it is its text model alone,
+    whose weights an engine that serves the whole cannot load."""
+    config = _json(folder / "config.json")
+    if text_config(config) is not config:
+        whole = ", ".join(config.get("architectures") or ["it"])
+        raise ConfigError(
+            f"model.path = {folder}: {whole} is more than a text model (config.json has a text_config), and only text "
+            "models are trained. Save its text model, where it has one, and set model.path to TEXT:\n"
+            "    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+            f"    AutoModelForCausalLM.from_pretrained({str(folder)!r}, dtype='auto').save_pretrained('TEXT')\n"
+            f"    AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained('TEXT')"
+        )
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the part that reads and writes text; of most models the whole."""
+    part = config.get("text_config")
+    return part if part and isinstance(part, dict) else config
 
 
 def check_one_tokenizer(teacher: Path, model: Path) -> None:

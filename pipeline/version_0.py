@@ -16,9 +16,10 @@ from typing import Any
 
 from pipeline import jsonl, programs, weights
 from pipeline.config import Config
+from pipeline.data import check_files
 from pipeline.engine_processes import answers, engine_processes, wait_until_up
 from pipeline.errors import ConfigError
-from pipeline.model_folder import check_model_folder, check_one_tokenizer
+from pipeline.model_folder import check_model_folder, check_one_tokenizer, check_text_model, gguf_file
 from pipeline.supervisor import Supervisor
 
 LONGEST_S = 24 * 3600.0  # of traces, and of fine-tuning
@@ -26,14 +27,20 @@ Step = Callable[[str], AbstractContextManager]
 
 
 def check(config: Config) -> None:
-    """Find out at once what would fail once the model is made. Raises ConfigError."""
+    """Find out at once what would fail in a process of the run, after minutes. Raises ConfigError."""
+    if config.model.path is not None:
+        check_model_folder(config.model.path, config.rollout.context_length)
+        check_text_model(config.model.path)
+    if config.model.gguf is not None:
+        gguf_file(config.model.gguf)
+    check_files(config)
     if not _traces_wanted(config):
         return
     for url in config.cold_start.teacher_urls:
         if not answers(url):
             raise ConfigError(f"cold_start.teacher: no SGLang server answers at {url}; start it, or mend the address")
     if (teacher := config.cold_start.teacher_folder) is not None:
-        check_model_folder(teacher, config.rollout.context_length)
+        check_model_folder(teacher, config.rollout.context_length, "cold_start.teacher")
         if config.model_path.is_dir():
             check_one_tokenizer(teacher, config.model_path)
 

@@ -50,6 +50,11 @@ def model_folder(path: Path) -> None:
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
 
 
+def of_more_than_text(model: Path) -> None:
+    shape = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": {"max_position_embeddings": 4096}}
+    (model / "config.json").write_text(json.dumps(shape))
+
+
 def headrace(*arguments, **options):
     argv = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
@@ -73,14 +78,28 @@ def failed(*arguments) -> tuple[int, str]:
         (lambda model: (model / "model.safetensors").write_text("version https://git-lfs"), "not a safetensors file"),
         (lambda model: os.truncate(model / "model.safetensors", 70), "the copy was cut short"),
         (lambda model: (model / "config.json").write_text('{"max_position_embeddings": 512}'), "takes at most 512"),
+        (of_more_than_text, "model.path = model: Qwen3_5ForConditionalGeneration is more than a text model"),
     ],
 )
-def test_a_missing_or_broken_model_folder_is_one_clear_message(damage, said):
+@pytest.mark.parametrize("command", ["up", "cold-start"])
+def test_a_missing_or_broken_model_folder_is_one_clear_message(command, damage, said):
     damage(Path("model"))
-    code, err = failed("up", "small.toml")
+    code, err = failed(command, "small.toml")
     assert code == 2
     assert said in err
     assert not Path("runs").exists(), "nothing is written before the checks have passed"
+
+
+def test_a_data_set_of_the_hub_is_fetched_before_a_process_starts_that_may_not(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, err = failed("cold-start", "small.toml", "data.path=hf:no-such/set", "data.tasks={}")
+    assert code == 2 and "the first time it needs the network, which HF_HUB_OFFLINE forbids here" in err
+    assert not Path("runs").exists()
+
+
+def test_a_missing_teacher_is_named_as_the_teacher():
+    code, err = failed("cold-start", "small.toml", "cold_start.teacher=big")
+    assert code == 2 and "cold_start.teacher = big: no such folder" in err
 
 
 def test_an_engine_port_in_use_is_one_clear_message():
