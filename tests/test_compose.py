@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -78,6 +79,12 @@ def test_the_sglang_of_both_profiles_is_the_one_that_is_tested():
     for profile, name in {"gpu": "sglang", "cpu": "sglang-cpu"}.items():
         tag = described(profile)["services"][name]["image"].rpartition(":")[2]
         assert f"sglang=={tag.removeprefix('v')} " in script
+
+
+def test_our_image_has_whatever_a_run_may_need():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (installed,) = re.findall(r'"\.\[(.*)\]"', (ROOT / "docker" / "headrace" / "Dockerfile").read_text())
+    assert set(installed.split(",")) == extras.keys() - {"embedded", "test", "all"}  # Redis is a service of its own
 
 
 def test_no_port_is_published_and_nothing_is_privileged(services):
