@@ -2,8 +2,8 @@
 
     MicroBatch ─▶ embeddings ─▶ layers (each fully_shard-ed) ─▶ hidden [rows, width, H]
                                                                    │ only the cells that predict an action token
-                                                                   ▼
-                                                    lm_head ─▶ logits [n, V] ─▶ log_softmax(logits / temperature)
+                                                                   ▼ 1024 at a time, once more in the backward pass
+                                                    lm_head ─▶ logits [1024, V] ─▶ log_softmax(logits / temperature)
 
 Packed rows: no attention mask is given, only positions that restart with every trajectory. transformers derives from
 them a causal, block-diagonal mask for whatever attention the model uses (sdpa here; sliding windows included). A model
@@ -11,10 +11,15 @@ that does not restart with the positions (recurrent or linear attention) is reco
 `shares_rows`; its rows then hold one trajectory each, which is right for every causal model.
 """
 
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -23,6 +28,7 @@ from trainer.packing import MicroBatch
 from trainer.ranks import Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROWS = 1024  # of logits at a time: with a vocabulary of 250,000 they are a gigabyte
 
 
 class ModelError(HeadraceError):
@@ -71,32 +77,63 @@ def shard(model: PreTrainedModel, ranks: Ranks, dtype: str) -> PreTrainedModel:
     return model
 
 
-def action_logits(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """[n, V]: the head is applied to the cells that predict an action token, and to no other."""
-
-    def select(_module, arguments):
-        hidden = arguments[0]
-        return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.sources),)
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(select)
-    try:
-        return model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False).logits
-    finally:
-        hook.remove()
-
-
 def action_logprobs(
     model: PreTrainedModel, batch: MicroBatch, temperature: float = 1.0, entropy_gradient: bool = False
 ):
     """Log-probs of the action tokens and the entropy at each, as SGLang counts them: of the tempered distribution.
 
-    Returns ([n] float32 nats with gradient, [n] float32 nats; the entropy has a gradient only if that is asked for: it
-    keeps two more [n, V]).
+    Returns ([n] float32 nats with gradient, [n] float32 nats; the entropy has a gradient only if that is asked for).
     """
-    logprobs = torch.log_softmax(action_logits(model, batch).float() / temperature, dim=-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, batch.targets[:, None]).squeeze(-1), entropy
+    layers, whole = model.get_decoder(), type(model).forward
+    inputs = {"input_ids": batch.tokens, "position_ids": batch.positions, "use_cache": False}
+
+    def of_rows(hidden: torch.Tensor, targets: torch.Tensor, outputs):
+        # What a model does after its layers is its own affair: a head, and then perhaps a scale or a soft cap.
+        with _replaced(layers, lambda *_, **__: replace(outputs, last_hidden_state=hidden[None])):
+            logits = whole(model, **inputs).logits.squeeze(0)
+        logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+    def of_all(**_):
+        outputs = _without_head(model, inputs)
+        hidden = outputs.last_hidden_state.flatten(0, 1).index_select(0, batch.sources)
+        parts = [
+            checkpoint(of_rows, *rows, outputs, use_reentrant=False, preserve_rng_state=False)
+            for rows in zip(hidden.split(ROWS), batch.targets.split(ROWS), strict=True)
+        ]
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    # One forward of the outermost unit: its parameters are whole in it, and again in the backward pass of its result.
+    with _replaced(model, of_all):
+        return model(**inputs)
+
+
+def _without_head(model: PreTrainedModel, inputs: dict[str, Any]):
+    """What the model's layers return, called as the model itself calls them; its head gets nothing to do."""
+    layers, found = model.get_decoder(), []
+    compute = layers.forward
+
+    def keep(*arguments, **options):
+        found.append(compute(*arguments, **options))
+        return replace(found[0], last_hidden_state=found[0].last_hidden_state[:, :0])
+
+    with _replaced(layers, keep):
+        type(model).forward(model, **inputs)
+    if not found:
+        raise ModelError(f"{type(model).__name__} has no layers apart from its head; train another kind of model")
+    return found[0]
+
+
+@contextmanager
+def _replaced(module: torch.nn.Module, forward: Callable):
+    """`module` is computed by `forward` for the time being; its hooks stay, and with them FSDP's."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        module.__dict__.pop("forward", None)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -60,15 +61,17 @@ def compute_on(
     share_rows: bool = True,
     trajectories=None,
     updates: int = 1,
+    logits: int = policy.ROWS,
     **options,
 ):
     """Metrics, the gradient before the last optimizer step and the weights after it: of the last of so many updates,
-    all on the same 13 trajectories; options: see `settings`.
+    all on the same 13 trajectories, with so many rows of logits at a time; options: see `settings`.
     """
     trajectories = trajectories or [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
     updater = make_updater(ranks, settings(model, budget, minibatches, **options), share_rows)
-    for _ in range(updates):
-        metrics = updater.update(updater.prepare(trajectories), version=2)
+    with patch.object(policy, "ROWS", logits):
+        for _ in range(updates):
+            metrics = updater.update(updater.prepare(trajectories), version=2)
     named = dict(updater.model.named_parameters())
     gradients = {name: p.grad.full_tensor() for name, p in named.items()}
     weights = {name: p.detach().full_tensor() for name, p in named.items()}

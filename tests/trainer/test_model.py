@@ -5,24 +5,37 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig, RwkvConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    OPTConfig,
+    RwkvConfig,
+)
 
 from tests.trainer.ledger import trajectory
 from trainer import model as policy
 from trainer.model import ModelError, action_logprobs, shares_rows
 from trainer.packing import action_places, pack, plan
 
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 320,
+}
 SHAPES = {
     "learned positions": GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=320, n_positions=128),
-    "sliding window": MistralConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=320,
-        sliding_window=16,
-    ),
+    "sliding window": MistralConfig(**SIZES, sliding_window=16),
+    "logits with a soft cap": Gemma3TextConfig(**SIZES, head_dim=16, final_logit_softcapping=2.0),
+    "logits with a scale": CohereConfig(**SIZES, logit_scale=0.3),
 }
 
 
@@ -77,6 +90,63 @@ def test_other_models_share_rows_too(shape):
     assert shares_rows(model, model.device)
     for ours, expected in zip(packed(model, trajectories, 4096), plain(model, trajectories), strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+class Largest(TorchDispatchMode):
+    """The most rows that any [rows, columns] of all that is computed has."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.columns, self.rows = columns, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        found = function(*arguments, **(options or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.columns,):
+                self.rows = max(self.rows, tensor.numel() // self.columns)
+        return found
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_the_logits_of_all_tokens_are_never_there_at_once(tiny_model, monkeypatch, entropy_gradient):
+    monkeypatch.setattr(policy, "ROWS", 40)
+    model = policy.load(tiny_model)
+    trajectories = [trajectory(seed, longest=100) for seed in range(12)]
+    batch = pack([[i] for i in range(12)], trajectories)
+    with Largest(columns=320) as largest:
+        logprobs, entropy = action_logprobs(model, batch, 1.0, entropy_gradient)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert largest.rows == 40 < len(logprobs) / 4
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "layers within layers"])
+def test_a_few_logits_at_a_time_give_the_same_as_all(monkeypatch, shape):
+    model = random_model(SHAPES.get(shape) or OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32))
+    trajectories = [trajectory(seed, longest=100) for seed in range(4)]
+    batch = pack([[0, 1], [2, 3]], trajectories)
+
+    def found(rows):
+        monkeypatch.setattr(policy, "ROWS", rows)
+        model.zero_grad()
+        logprobs, entropy = action_logprobs(model, batch, 0.7, entropy_gradient=True)
+        (logprobs[::2].sum() - entropy[1::2].sum()).backward()
+        return logprobs.detach(), entropy.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    expected = found(10**6)
+    for rows in (1, 7, 64):
+        logprobs, entropy, gradient = found(rows)
+        torch.testing.assert_close(logprobs, expected[0], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(entropy, expected[1], atol=1e-6, rtol=1e-6)
+        assert (gradient - expected[2]).norm() / expected[2].norm() < 1e-5
+
+
+def test_a_model_that_is_one_with_its_head_is_refused():
+    class Whole(GPT2LMHeadModel):
+        def get_decoder(self):
+            return self
+
+    with pytest.raises(ModelError, match="Whole has no layers apart from its head"):
+        action_logprobs(Whole(SHAPES["learned positions"]), pack([[0]], [trajectory(0)]))
 
 
 def test_a_recurrent_model_is_recognised_and_gets_a_row_for_each_trajectory():

@@ -86,6 +86,7 @@ def test_packing_changes_nothing(tiny_model, one_rank, budget, share_rows):
 CASES = {
     "one step": {"budget": 150},
     "two steps": {"budget": 400, "minibatches": 2},
+    "a few logits at a time": {"budget": 400, "logits": 7, "loss": {"entropy": 0.1}},
     **{f"variant: {name}": {"budget": 150} | options for name, options in VARIANTS.items()},
 }
 
@@ -104,7 +105,7 @@ def two_ranks(tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_equal_one_so_no_rank_divides_by_its_own_tokens(tiny_model, two_ranks, case):
-    metrics, found, weights = gradients.compute(tiny_model, **CASES[case] | {"budget": 4096})
+    metrics, found, weights = gradients.compute(tiny_model, **CASES[case] | {"budget": 4096, "logits": 4096})
     same(two_ranks[case]["metrics"], metrics)
     assert distance(two_ranks[case]["gradients"], found) < 1e-5
     assert distance(two_ranks[case]["weights"], weights) < 1e-5
