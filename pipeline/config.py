@@ -56,12 +56,6 @@ class Data(Section):
         '"…@split" names its split',
     )
     tasks: dict[str, dict[str, Any]] = {}
-    answer_after: str | None = Field(
-        None,
-        min_length=1,
-        description="of a file: what the answer proper follows in `answer`, where it is not GSM8K's ####; the whole "
-        "is `solution`",
-    )
     size: int = Field(128, gt=0, description="problems; all rows of a file if it has fewer")
     seed: int = 0
 

@@ -152,16 +152,10 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         "no [eval.data] says which problems are held out",
     ),
     ("data.seed", lambda c: c.data.path is not None, "the problems come from data.path"),
-    ("data.answer_after", lambda c: c.data.path is None, "the problems come from data.tasks"),
     (
         "eval.data.seed",
         lambda c: c.eval.data is not None and c.eval.data.path is not None,
         "the problems come from eval.data.path",
-    ),
-    (
-        "eval.data.answer_after",
-        lambda c: c.eval.data is not None and c.eval.data.path is None,
-        "the problems come from eval.data.tasks",
     ),
     ("redis.port", lambda c: c.redis.url is not None, "redis.url names a server that runs already"),
     (

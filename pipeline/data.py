@@ -118,7 +118,7 @@ def _read(data: Data, excluded: set[str], section: str, needs_answer: bool) -> l
         try:
             if isinstance(row, Unusable):
                 raise row
-            problem = problem_of(row, data.answer_after, needs_answer)
+            problem = problem_of(row, needs_answer)
             problem["id"] = str(problem.get("id", f"{stem(data.path)}-{place.rpartition(' ')[2]}"))
             if problem["id"] in ids:
                 raise Unusable(f"the id {problem['id']!r} is that of {ids[problem['id']]}; give each problem its own")

@@ -27,11 +27,11 @@ DAPO_FRAME = re.compile(
 GSM8K_ANSWER = re.compile(r"^#### *(\S.*?)\s*\Z", re.MULTILINE)
 
 
-def problem_of(row: dict[str, Any], answer_after: str | None, needs_answer: bool) -> Problem:
+def problem_of(row: dict[str, Any], needs_answer: bool) -> Problem:
     """Raises Unusable. needs_answer: the environment judges replies by it."""
     problem = dict(row)
     problem |= _question(problem)
-    problem |= _answer(problem, answer_after)
+    problem |= _answer(problem)
     answer = problem.get("answer")
     if needs_answer and not _is_answer(answer):
         raise Unusable(
@@ -63,7 +63,7 @@ def _question(problem: Problem) -> Problem:
     return {"question": question, "messages": [*prompt[:-1], prompt[-1] | {"content": question}]}
 
 
-def _answer(problem: Problem, answer_after: str | None) -> Problem:
+def _answer(problem: Problem) -> Problem:
     if "answer" not in problem:
         if "label" in problem:
             return {"answer": problem.pop("label")}
@@ -71,16 +71,8 @@ def _answer(problem: Problem, answer_after: str | None) -> Problem:
         found = isinstance(reward_model, dict) and "ground_truth" in reward_model
         return {"answer": reward_model["ground_truth"]} if found else {}
     solution = problem["answer"]
-    if answer_after is None:
-        found = GSM8K_ANSWER.search(solution) if isinstance(solution, str) else None
-        return {"answer": found[1], "solution": solution} if found else {}
-    _, mark, answer = solution.rpartition(answer_after) if isinstance(solution, str) else ("", "", "")
-    if not mark or not answer.strip():
-        raise Unusable(
-            f'expected "answer" to end with {answer_after!r} (data.answer_after) and the answer proper, found '
-            f"{solution!r:.80}"
-        )
-    return {"answer": answer.strip(), "solution": solution}
+    found = GSM8K_ANSWER.search(solution) if isinstance(solution, str) else None
+    return {"answer": found[1], "solution": solution} if found else {}
 
 
 def _text(value: Any, key: str) -> str:

@@ -159,8 +159,6 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["eval.timeout_s=5"], "eval.timeout_s = 5.0 does nothing"),
         (["data.path=p.jsonl", "data.tasks={}", "data.seed=3"], "data.seed = 3 does nothing"),
         (["eval.data.path=p.jsonl", "eval.data.seed=3"], "because the problems come from eval.data.path; remove it"),
-        (["data.answer_after='####'"], "because the problems come from data.tasks; remove it"),
-        (["eval.data.tasks.gcd={}", "eval.data.answer_after='#'"], "because the problems come from eval.data.tasks"),
         (
             ["environment.name=single_turn", "environment.tool_preload=['sympy']"],
             "because this environment has no tool",

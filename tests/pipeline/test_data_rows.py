@@ -13,8 +13,8 @@ USER = {"role": "user", "content": "How many?"}
 SYSTEM = {"role": "system", "content": "Think."}
 
 
-def problem(row, answer_after=None):
-    return problem_of(row, answer_after, needs_answer=True)
+def problem(row):
+    return problem_of(row, needs_answer=True)
 
 
 @pytest.mark.parametrize(
@@ -52,17 +52,6 @@ def test_a_prompt_of_several_messages_is_kept_whole():
 def test_the_answer_proper_of_gsm8k_is_recognised():
     assert problem({"question": "q", "answer": SOLUTION}) == {"question": "q", "answer": "1,072", "solution": SOLUTION}
     assert problem({"question": "q", "answer": "no #### 3"}) == {"question": "q", "answer": "no #### 3"}
-
-
-def test_the_answer_proper_is_what_follows_the_last_mark_in_a_solution():
-    found = problem({"question": "q", "answer": "A => B => C"}, "=>")
-    assert (found["answer"], found["solution"]) == ("C", "A => B => C")
-
-
-@pytest.mark.parametrize("answer", ["72", "72 ####  ", 72, None])
-def test_an_answer_without_its_mark_cannot_be_used(answer):
-    with pytest.raises(Unusable, match="expected \"answer\" to end with '####'"):
-        problem({"question": "q", "answer": answer}, "####")
 
 
 @pytest.mark.parametrize(

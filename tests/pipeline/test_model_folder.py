@@ -49,16 +49,16 @@ def test_what_reads_such_files_is_asked_for_by_its_extra(package, monkeypatch):
         gguf_file("tiny_llama:tiny.gguf")
 
 
-def test_a_wrong_file_or_an_unusable_problem_is_found_before_anything_starts(package, tmp_path, sglang_stand_in):
-    (tmp_path / "train.jsonl").write_text(
-        '{"question": "1+1?", "answer": "#### 2"}\n{"question": "2+2?", "answer": "4"}'
-    )
+def test_a_wrong_file_or_problems_that_cannot_be_used_are_found_before_anything_starts(
+    package, tmp_path, sglang_stand_in
+):
+    (tmp_path / "train.jsonl").write_text('{"question": "1+1?"}\n{"question": "2+2?", "answer": null}')
 
     def config(gguf):
-        data = {"path": tmp_path / "train.jsonl", "answer_after": "####"}
+        data = {"path": tmp_path / "train.jsonl"}
         return Config.model_validate({"run": {"name": "r"}, "model": {"gguf": gguf}, "data": data})
 
     with pytest.raises(ConfigError, match=r"model\.gguf"):
         check(config("none.gguf"), None)
-    with pytest.raises(ConfigError, match=r"train\.jsonl, line 2: expected \"answer\" to end with '####'"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl: no row can be used; line 1: expected an \"answer\""):
         check(config("tiny_llama:tiny.gguf"), None)
