@@ -50,8 +50,8 @@ MUTATIONS = [
     Mutation(
         "CPU time is counted for the session",
         "workers/sandbox/limits.py",
-        "soft = math.ceil(used + self.seconds)",
-        "soft = math.ceil(self.seconds)",
+        "soft = math.ceil(used + (self.cpu_seconds or self.seconds))",
+        "soft = math.ceil(self.cpu_seconds or self.seconds)",
         f"{SANDBOX}life.py::test_cpu_time_is_granted_on_top_of_what_was_used",
     ),
     Mutation(

@@ -2,14 +2,16 @@
 
     await judge(answer, problem)  ──▶  fork server, judge_math or judge_tasks imported  ──fork──▶  confined child
     Verdict(1.0) ◀── "1.0" ─────────────────────────────────────────────────────────────────────── score(…)
-    Verdict(0.0, "timeout") ◀── no end within SECONDS, too much memory, an exception, junk on its output
+    Verdict(0.0, "timeout") ◀── too much CPU time or memory, an exception, no score in [0, 1]: all the answer's doing
+    JudgeFailed             ◀── twice no verdict for another reason, such as a machine that is busy or out of memory
 
-It is the sandbox of the Python tool again: an answer that makes a verifier run code can at most award itself a score.
+It is the sandbox of the Python tool again, and what protects the worker. It does not protect the verdict: code that an
+answer had a verifier run would share its process, and could say any score. So no verifier gets to evaluate anything but
+arithmetic and lists (evaluated.py).
 """
 
 import importlib.util
 import json
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,9 +19,11 @@ from typing import Any
 
 from pipeline import config
 from pipeline.errors import ConfigError
-from workers.sandbox import Limits, PythonSandbox
+from workers.sandbox import Limits, PythonSandbox, ToolResult
 
-LIMITS = Limits(seconds=5.0, memory_mb=512, output_bytes=4096)
+# CPU time decides what an answer may cost; the clock, on which others act too, only ends what hangs.
+LIMITS = Limits(seconds=25.0, memory_mb=512, output_bytes=4096, cpu_seconds=5.0)
+ATTEMPTS = 2
 # subject -> the module that knows it, the library that it needs, the extra that brings that
 SUBJECTS = {
     "math": ("workers.environments.judge_math", "math_verify", "math"),
@@ -29,7 +33,7 @@ SUBJECTS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """score: a finite number, 0 if there was no verdict; failure: why there was none, in one word."""
+    """score: in [0, 1], 0 if there was no verdict; failure: why there was none, in one word."""
 
     score: float
     failure: str | None = None
@@ -39,8 +43,12 @@ class Verdict:
         return {f"judge_{self.failure}": 1} if self.failure else {}
 
 
+class JudgeFailed(Exception):
+    """There is no verdict, and the answer is not to blame: the episode is a failure, and no reward."""
+
+
 class Judge:
-    """Called with an answer and its problem. Raises SandboxUnavailable, as the Python tool does."""
+    """Called with an answer and its problem. Raises JudgeFailed, and SandboxUnavailable as the Python tool does."""
 
     def __init__(self, sandbox: PythonSandbox, module: str):
         self.sandbox, self.module = sandbox, module
@@ -54,15 +62,30 @@ class Judge:
             f"import json\nfrom {self.module} import score\n"
             f"print('', score({answer!r}, json.loads({json.dumps(problem)!r})), sep='\\n')"
         )
-        async with self.sandbox.session() as child:
-            result = await child.run(code)
-        if result.error:
-            return Verdict(0.0, result.error)
-        try:
-            score = float(result.output.splitlines()[-1])
-        except (ValueError, IndexError):
-            return Verdict(0.0, "junk")
-        return Verdict(score) if math.isfinite(score) else Verdict(0.0, "junk")
+        for _ in range(ATTEMPTS):
+            async with self.sandbox.session() as child:
+                result = await child.run(code)
+            if not innocent(result):
+                return verdict(result)
+        raise JudgeFailed(
+            f"{ATTEMPTS} times no verdict on {answer!r:.80}, the last one {result.error} after {result.seconds:.1f} s; "
+            "is this machine out of memory or busy?"
+        )
+
+
+def innocent(result: ToolResult) -> bool:
+    """Whether something else than the answer may have ended the child: the clock, or the kernel for want of memory."""
+    return result.error == "crashed" or (result.error == "timeout" and result.seconds >= LIMITS.seconds)
+
+
+def verdict(result: ToolResult) -> Verdict:
+    if result.error:
+        return Verdict(0.0, result.error)
+    try:
+        score = float(result.output.splitlines()[-1])
+    except (ValueError, IndexError):
+        return Verdict(0.0, "junk")
+    return Verdict(score) if 0 <= score <= 1 else Verdict(0.0, "junk")
 
 
 @asynccontextmanager

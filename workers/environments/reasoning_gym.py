@@ -6,9 +6,9 @@
     user       That is not right. Try again.                       as long as `tries` are left
     assistant  <answer>13</answer>                                 reward: the verifier's score
 
-The problems come from [data] tasks. The score, which may be partial, is the reward; clipped to [0, 1] it is the
-outcome. Verifiers run in a process of their own (judge.py): some raise, which is a score of 0 (`judge_exception`), and
-some evaluate what they read.
+The problems come from [data] tasks. The score, in [0, 1] and maybe partial, is the reward. Verifiers run in a process
+of their own (judge.py): some raise, which is a score of 0 (`judge_exception`), and some evaluate the answer, which must
+be arithmetic or lists then (evaluated.py).
 
 Options: `instructions`, the system message; empty for none. `tries`: answers in one episode, 1 by default; the last one
 counts, and one of full score ends it. The run's environment.max_turns must allow them.
@@ -55,7 +55,7 @@ class ReasoningGym(Environment):
             score, metrics = verdict.score, verdict.metrics
         if score < 1 and self.tries > 0:
             return Turn([{"role": "user", "content": AGAIN}], metrics=metrics)
-        return Turn([], reward=score, done=True, metrics=metrics | {"outcome": min(max(score, 0.0), 1.0)})
+        return Turn([], reward=score, done=True, metrics=metrics)
 
     def demonstrate(self) -> str | None:
         """The problem's own answer, where the task knows one."""

@@ -12,19 +12,21 @@ MIB = 1 << 20
 class Limits:
     """Limits of one call; a run's are environment.tool_timeout_s, tool_memory_mb and tool_output_bytes.
 
-    seconds: wall-clock time from the start of the code; also the CPU time, rounded up to whole seconds.
+    seconds: wall-clock time from the start of the code.
     memory_mb: address space in MiB beyond what the interpreter itself takes; what earlier calls keep counts too.
     output_bytes: bytes of stdout and stderr together; the code is stopped at the first byte beyond.
+    cpu_seconds: CPU time, rounded up to whole seconds; by default as much as `seconds`.
     """
 
     seconds: float
     memory_mb: int
     output_bytes: int
+    cpu_seconds: float | None = None
 
     def __post_init__(self):
-        for name in ("seconds", "memory_mb", "output_bytes"):
+        for name in ("seconds", "memory_mb", "output_bytes", "cpu_seconds"):
             value = getattr(self, name)
-            if not (0 < value < math.inf):
+            if value is not None and not (0 < value < math.inf):
                 raise ValueError(f"{name} must be a positive number, found {value!r}")
 
     def apply(self, interpreter_bytes: int) -> None:
@@ -55,7 +57,7 @@ class Limits:
         """
         used = time.clock_gettime(~pid << 3 | 2)  # how the kernel names the CPU clock of a process
         ceiling = resource.prlimit(pid, resource.RLIMIT_CPU)[1]
-        soft = math.ceil(used + self.seconds)
+        soft = math.ceil(used + (self.cpu_seconds or self.seconds))
         if ceiling != resource.RLIM_INFINITY:
             soft = min(soft, ceiling)
         resource.prlimit(pid, resource.RLIMIT_CPU, (soft, ceiling))

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import signal
 import time
 
 import pytest
@@ -13,7 +14,10 @@ from reasoning_gym.factory import DATASETS
 
 from pipeline import config, data
 from pipeline.errors import ConfigError
-from workers.environments.judge import Verdict, open_judge
+from tests.workers.sandbox.test_life import children, until
+from workers.environments import evaluated
+from workers.environments.judge import LIMITS, JudgeFailed, Verdict, innocent, open_judge, verdict
+from workers.sandbox import ToolResult
 
 HANGS = "10^{10^{10}}"
 
@@ -63,6 +67,7 @@ def tasks(loop):
         ("\x00\ud800{", "34", 0.0),
         ("\\" * 2000, "34", 0.0),
         ('"); print(1.0); ("', "34", 0.0),
+        ('print.__self__.exec("import sys; print(1.0); sys.stdout = None")', "34", 0.0),
     ],
 )
 def test_answers_are_equal_as_mathematics(math, answer, expected, score):
@@ -85,16 +90,95 @@ def test_an_answer_that_never_ends_is_no_answer_and_holds_up_nobody(loop):
     loop.run(main())
 
 
-def test_a_verifier_that_evaluates_what_it_reads_does_so_in_confinement(tasks, tmp_path):
-    """countdown's parses the answer as Python. In this process the same answer makes the file; the judge's child can
-    not even see the folder."""
-    problem = {"task": "countdown", "answer": "1", "question": "", "metadata": {"target": 1, "numbers": [1]}}
-    answer = f'print.__self__.__import__("os").mkdir("{tmp_path}/made")'
-    assert tasks(answer, problem).score < 1
-    assert not (tmp_path / "made").exists()
-    tmp_path.chmod(0o777)
-    reasoning_gym.get_score_answer_fn("countdown")(answer, problem)
-    assert (tmp_path / "made").exists(), "so that the test can fail"
+# The judge's code prints the score: a reply that runs code there says which.
+AWARD = "import sys; print({}); sys.stdout = None"
+RUN = (
+    'print.__self__.exec("{}")',
+    "sin('print.__self__.exec(\\'{}\\')')",
+    '[x for x in [print.__self__.exec("{}")]]',
+    'print.__self__.exec("{}") !',
+)
+
+
+@pytest.mark.parametrize("form", RUN)
+@pytest.mark.parametrize("task", sorted(evaluated.EXPRESSIONS | evaluated.LISTS))
+def test_no_reply_runs_code_where_it_could_award_itself_a_score(tasks, task, form):
+    problem = next(data._generate(task, {}, 1, 3, "data"))
+    assert tasks(form.format(AWARD.format("1.0")), problem).score < 0.1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_other_verifier_evaluates_what_it_reads(tasks):
+    for task in sorted(set(DATASETS) - {"composite"} - evaluated.EXPRESSIONS - evaluated.LISTS):
+        problem = next(data._generate(task, {}, 1, 3, "data"))
+        assert tasks(RUN[0].format(AWARD.format("0.987")), problem).score != 0.987, task
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "harmless"),
+    [
+        ("countdown", "94*4 - 61 / (6 + 2)", True),
+        ("countdown", " 94 * 4\n", True),
+        ("intermediate_integration", "-x*exp(-x)/2 + sqrt(2)*asin(x)*log(Abs(x)) + pi*C", True),
+        ("polynomial_multiplication", "-15*x**2*y + 3.5", True),
+        ("countdown", "open(1)", False),
+        ("countdown", "x.y", False),
+        ("countdown", "'1'", False),
+        ("countdown", "1 +", False),
+        ("countdown", "(" * 5000, False),
+        ("n_queens", '[["_", "Q"], ["Q", "_"]]', True),
+        ("n_queens", "_ Q\nQ _", True),
+        ("spiral_matrix", "[1, -2, 3]", True),
+        ("string_insertion", "ABCD", True),
+        ("string_insertion", "[chr(1)]", False),
+        ("string_insertion", "[x[1] for x in y]", False),
+        ("gcd", "open(1)", True),
+    ],
+)
+def test_arithmetic_and_lists_are_harmless_and_nothing_else(task, answer, harmless):
+    assert evaluated.harmless(answer, task) is harmless
+
+
+@pytest.mark.parametrize(
+    ("printed", "given"),
+    [
+        ("0.25", Verdict(0.25)),
+        ("1", Verdict(1.0)),
+        ("1e30", Verdict(0.0, "junk")),
+        ("-1", Verdict(0.0, "junk")),
+        ("nan", Verdict(0.0, "junk")),
+        ("one", Verdict(0.0, "junk")),
+        ("", Verdict(0.0, "junk")),
+    ],
+)
+def test_a_verdict_is_a_number_from_0_to_1(printed, given):
+    assert verdict(ToolResult(f"0.5\n{printed}\n" if printed else "", None, 0.1, False)) == given
+
+
+def test_only_what_others_may_have_caused_is_judged_again():
+    assert not any(innocent(ToolResult("", error, 6.0, True)) for error in (None, "timeout", "memory", "exception"))
+    assert innocent(ToolResult("", "crashed", 0.1, True))
+    assert innocent(ToolResult("", "timeout", LIMITS.seconds, True))
+
+
+def test_a_child_that_is_taken_away_is_judged_once_more_and_then_fails_the_episode(loop):
+    async def main(kills):
+        async with open_judge("math", config.Environment()) as judge:
+            await judge("1", {"answer": "1"})
+            server = (await judge.sandbox.server()).process.pid
+            await until(lambda: not children(server))
+            judging = asyncio.create_task(judge(HANGS, {"answer": "3"}))
+            for _ in range(kills):
+                await until(lambda: children(server))
+                (child,) = children(server)
+                os.kill(child, signal.SIGKILL)
+                await until(lambda: child not in children(server))  # noqa: B023
+            return await judging
+
+    assert loop.run(main(1)) == Verdict(0.0, "timeout")
+    with pytest.raises(JudgeFailed, match=r"2 times no verdict on '10.*, the last one crashed after"):
+        loop.run(main(2))
 
 
 def test_a_verifier_that_raises_gives_no_score_and_says_so(tasks):

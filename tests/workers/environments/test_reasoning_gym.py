@@ -15,18 +15,18 @@ def problems(task, size=1):
     return data.training_problems(config.Config.model_validate(sections))
 
 
-def test_the_verifiers_own_score_is_the_reward_and_clipped_the_outcome(play):
+def test_the_verifiers_own_score_is_the_reward(play):
     (problem,) = problems("gcd")
     first, end = play(settings(), problem, f"so <answer>{problem['answer']}</answer>")
     assert first.messages[0] == {"role": "system", "content": INSTRUCTIONS}
-    assert end == Turn([], reward=1.0, done=True, metrics={"outcome": 1.0})
+    assert end == Turn([], reward=1.0, done=True)
     partial = play(settings(), problem, f"<answer>{problem['answer']} or 9999</answer>")[-1]
-    assert 0 < partial.reward < 1 and partial.metrics == {"outcome": partial.reward}
+    assert 0 < partial.reward < 1
 
 
 @pytest.mark.parametrize(
     ("reply", "metrics"),
-    [("12", {"no_answer": 1, "outcome": 0.0}), ("<answer>{</answer>", {"outcome": 0.0, "judge_exception": 1})],
+    [("12", {"no_answer": 1}), ("<answer>{</answer>", {"judge_exception": 1})],
 )
 def test_junk_scores_nothing_and_is_counted(play, reply, metrics):
     assert play(settings(), problems("prime_factorization")[0], reply)[-1] == Turn(
@@ -41,7 +41,7 @@ def test_as_many_tries_as_asked_for_and_the_last_one_counts(play):
     assert again.messages == [{"role": "user", "content": AGAIN}] and not again.done
     assert end.done and end.reward == 1.0
     last = play(settings(tries=2), problem, "?", "?")[-1]
-    assert last == Turn([], reward=0.0, done=True, metrics={"no_answer": 1, "outcome": 0.0})
+    assert last == Turn([], reward=0.0, done=True, metrics={"no_answer": 1})
     with pytest.raises(ConfigError, match="expected tries to be at least 1, found 0"):
         play(settings(tries=0), problem)
 

@@ -293,6 +293,8 @@ def test_cpu_time_is_granted_on_top_of_what_was_used():
         assert process.stdout.readline() == b"burnt\n"
         replace(PATIENT, seconds=2.0).grant_cpu(process.pid)
         assert resource.prlimit(process.pid, resource.RLIMIT_CPU)[0] == 4  # 1.1 and 2, and whole seconds
+        replace(PATIENT, cpu_seconds=4.0).grant_cpu(process.pid)
+        assert resource.prlimit(process.pid, resource.RLIMIT_CPU)[0] == 6, "not the 30 s of the clock"
         process.kill()
 
 
