@@ -16,6 +16,7 @@ from pipeline.errors import BadTrajectory
 ARRAYS = {"tokens": np.dtype("<i4"), "loss_mask": np.dtype("u1"), "rollout_logprobs": np.dtype("<f4")}
 LOGPROB_ROUNDING = 1e-4  # engines round log-probs of certain tokens to slightly above 0
 LARGEST_INT = 2**53  # Lua's numbers are doubles
+LARGEST_REWARD = 1e6  # a gradient in proportion to it is squared, in float32, when its norm is taken
 MAX_SEGMENTS = 4096  # also bounds what a forged message can make the decoder allocate
 MAX_METRICS = 256
 
@@ -34,6 +35,10 @@ def check(t: Any) -> None:
         if not 0 <= number <= 1:
             raise BadTrajectory("RANGE", f"{name}: expected a number in [0, 1], found {shown(number)}")
     _check_number("reward", t.reward)
+    if abs(t.reward) > LARGEST_REWARD:
+        raise BadTrajectory(
+            "RANGE", f"reward: expected at most {LARGEST_REWARD:g} either way, found {shown(t.reward)}; scale it"
+        )
     if not isinstance(t.metrics, dict) or len(t.metrics) > MAX_METRICS:
         raise BadTrajectory("TYPE", f"metrics: expected a dict of at most {MAX_METRICS}, found {shown(t.metrics)}")
     for name, number in t.metrics.items():

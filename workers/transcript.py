@@ -13,6 +13,7 @@ import numpy as np
 
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Segment, Trajectory
+from pipeline.trajectory_check import LARGEST_REWARD
 from workers.engine import Reply
 from workers.environments import Turn
 
@@ -45,6 +46,9 @@ class Transcript:
             raise ValueError("done without a reward; give Turn(…, reward=…, done=True)")
         if self.reward is not None and not math.isfinite(self.reward):
             raise ValueError(f"expected a finite reward, found {self.reward}")
+        if self.reward is not None and abs(self.reward) > LARGEST_REWARD:
+            limit = f"{LARGEST_REWARD:g}"
+            raise ValueError(f"expected a reward of at most {limit} either way, found {self.reward}; scale it")
         outcome = self.reward if self.outcome is None else self.outcome
         if outcome is not None and not 0 <= outcome <= 1:
             raise ValueError(

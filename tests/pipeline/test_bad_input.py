@@ -29,6 +29,7 @@ BAD = [
     ("NOT_FINITE", "outcome: expected a finite number, found nan", {"outcome": NAN}),
     ("NOT_FINITE", "reward: expected a finite number, found nan", {"reward": NAN}),
     ("NOT_FINITE", "reward: expected a finite number, found -inf", {"reward": -INFINITE}),
+    ("RANGE", r"reward: expected at most 1e\+06 either way, found -1e\+30; scale it", {"reward": -1e30}),
     ("NOT_FINITE", r"metrics\['score'\]: expected a finite number, found nan", {"metrics": {"score": NAN}}),
     ("TYPE", "metrics: expected a dict of at most 256", {"metrics": {str(n): 0 for n in range(257)}}),
     ("TYPE", "metrics: expected names as keys, found 1", {"metrics": {1: 1.0}}),

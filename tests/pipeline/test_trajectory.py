@@ -61,7 +61,7 @@ def trajectories(draw):
         event=draw(st.integers(0, 1000)),
         value=draw(st.floats(0, 1)),
         outcome=draw(st.floats(0, 1)),
-        reward=draw(finite),
+        reward=draw(st.floats(-1e6, 1e6)),
         finish_reason=draw(st.sampled_from(["stop", "length", "turns"])),
         metrics=draw(st.dictionaries(st.text(), finite, max_size=4)),
         tokens=draw(st.lists(st.integers(0, 2**31 - 1), min_size=size, max_size=size)),

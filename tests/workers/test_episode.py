@@ -138,6 +138,7 @@ class Scene(Environment):
         await asyncio.sleep(60 if reply == "slow" else 0)
         turns = {"none": None, "no reward": Turn([], done=True), "nan": Turn([], reward=float("nan"), done=True)}
         turns["range"] = Turn([], reward=2.0, done=True)
+        turns["huge"] = Turn([], reward=-1e7, done=True, metrics={"outcome": 0})
         return turns.get(reply, how)
 
     async def close(self):
@@ -155,6 +156,7 @@ class Scene(Environment):
         ("", "no reward", "ENVIRONMENT", "done without a reward"),
         ("", "nan", "ENVIRONMENT", "expected a finite reward, found nan"),
         ("", "range", "ENVIRONMENT", r"expected an outcome in \[0, 1\], found 2.0"),
+        ("", "huge", "ENVIRONMENT", r"expected a reward of at most 1e\+06 either way, found -10000000.0; scale it"),
     ],
 )
 def test_an_environment_that_fails_is_a_failure_with_its_reason_and_is_closed(
