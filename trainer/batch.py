@@ -13,12 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advantage import estimate
+from advantage import BadInput, estimate
 from advantage.metrics import actor_center, brier
 from advantage.overlong import overlong
 from pipeline.config import Config
+from pipeline.errors import HeadraceError
 from pipeline.trajectory import Trajectory
 from trainer.packing import MicroBatch
+
+
+class TrainingFailed(HeadraceError):
+    """Training cannot go on; what was trained so far is in the newest checkpoint."""
+
+    code = "TRAINING"
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,25 @@ class Prepared:
 
 
 def advantages_of(trajectories: Sequence[Trajectory], counts: np.ndarray, config: Config) -> np.ndarray:
-    """[n] float64: one advantage a trajectory, over the whole batch of the update; counts: [n] action tokens."""
-    return estimate(
-        config.advantage.algorithm,
-        np.array([t.reward for t in trajectories]) + overlong_penalties(trajectories, config),
-        values=[t.value for t in trajectories],
-        action_tokens=counts,
-        groups=[t.entry for t in trajectories],
-        normalization=config.advantage.normalization,
-    )
+    """[n] float64: one advantage a trajectory, over the whole batch of the update; counts: [n] action tokens.
+
+    Raises TrainingFailed for rewards that the algorithm makes no numbers of.
+    """
+    algorithm = config.advantage.algorithm
+    try:
+        return estimate(
+            algorithm,
+            np.array([t.reward for t in trajectories]) + overlong_penalties(trajectories, config),
+            values=[t.value for t in trajectories],
+            action_tokens=counts,
+            groups=[t.entry for t in trajectories],
+            normalization=config.advantage.normalization,
+        )
+    except BadInput as error:
+        raise TrainingFailed(
+            f"advantage.algorithm = {algorithm!r} cannot use this batch: {error}. The run has no other one for this "
+            "update: see to the environment's rewards and the settings of [advantage], and begin a new run"
+        ) from error
 
 
 def overlong_penalties(trajectories: Sequence[Trajectory], config: Config) -> np.ndarray:

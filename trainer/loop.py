@@ -32,13 +32,12 @@ from pipeline.progress import Progress
 from pipeline.redis_server import RedisFailed, patient
 from pipeline.weights import MANIFEST, read_manifest
 from trainer import checkpoint
-from trainer.batch import Prepared
+from trainer.batch import Prepared, TrainingFailed
 from trainer.prefetch import Prefetch
 from trainer.publish import write_weights
 from trainer.ranks import Ranks
 from trainer.record import Record
 from trainer.resume import resume
-from trainer.update import TrainingFailed
 
 LOOK_S = 0.05  # between two looks at the ledger; its bell rings for every single entry
 STATUS_S = 0.5  # between two looks at why it is not READY

@@ -14,8 +14,8 @@ import numpy as np
 
 from advantage.retention import retention
 from pipeline.trajectory import Trajectory
-from trainer.batch import Prepared
-from trainer.update import TrainingFailed, Updater
+from trainer.batch import Prepared, TrainingFailed
+from trainer.update import Updater
 
 Credit = tuple[str, float, float]  # prompt, retention, outcome
 

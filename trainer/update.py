@@ -18,22 +18,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from pipeline.config import Config
-from pipeline.errors import HeadraceError
 from pipeline.trajectory import Trajectory
 from trainer.aggregation import Measure, measure_of
-from trainer.batch import Prepared, advantages_of, describe
+from trainer.batch import Prepared, TrainingFailed, advantages_of, describe
 from trainer.loss import combine, policy_loss
 from trainer.model import action_logprobs
 from trainer.packing import MicroBatch, pack, plan
 from trainer.ranks import Ranks
 from trainer.reference import follow
 from trainer.rejection import rejected
-
-
-class TrainingFailed(HeadraceError):
-    """Training cannot go on; what was trained so far is in the newest checkpoint."""
-
-    code = "TRAINING"
 
 
 def make_optimizer(model, config: Config) -> torch.optim.AdamW:

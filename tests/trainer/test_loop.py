@@ -12,9 +12,9 @@ from pipeline.ledger_types import batch_digest
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, last_weights, recorded, train
 from trainer import checkpoint
+from trainer.batch import TrainingFailed
 from trainer.loop import Trainer
 from trainer.publish import PublishError
-from trainer.update import TrainingFailed
 
 
 def test_a_run_records_every_update_and_publishes_every_version(client, run, tmp_path):

@@ -17,9 +17,8 @@ from tests.trainer import gradients
 from tests.trainer.gradients import distance
 from tests.trainer.ledger import trajectory
 from tests.trainer.variants import VARIANTS
-from trainer.batch import describe
+from trainer.batch import TrainingFailed, describe
 from trainer.ranks import joined
-from trainer.update import TrainingFailed
 
 
 def same(metrics, expected):
@@ -156,6 +155,14 @@ def test_a_gradient_that_is_not_finite_names_the_cause_and_changes_nothing(tiny_
     monkeypatch.setattr(gradients.policy, "load", poisoned)
     with pytest.raises(TrainingFailed, match=r"update 2: .*norm is nan.*log-probs of the model are not finite.*lower"):
         gradients.compute(tiny_model, 400)
+
+
+def test_the_largest_rewards_that_a_trajectory_may_have_are_trained_on(tiny_model):
+    trajectories = [trajectory(seed, reward=reward) for seed, reward in enumerate((1e6, -1e6, 1e6, 0.0))]
+    plain = {"loss": {"aggregation": "sequence"}, "advantage": {"normalization": "none"}}
+    metrics, _, weights = gradients.compute(tiny_model, 400, trajectories=trajectories, **plain)
+    assert 1e5 < metrics["grad_norm"] < 1e9
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
 
 
 def test_trajectories_without_action_tokens_have_no_weight(tiny_model, monkeypatch):
