@@ -18,7 +18,7 @@ from pipeline.config import Config
 
 
 @dataclass(frozen=True)
-class Measure:
+class Divisors:
     """What the sums over one optimizer step are divided by: the update's, through its number of steps.
 
     tokens        action tokens that the loss uses
@@ -31,12 +31,14 @@ class Measure:
     weights: np.ndarray | None
 
 
-def measure_of(counts: np.ndarray, config: Config) -> Measure:
+def divisors_of(counts: np.ndarray, config: Config) -> Divisors:
     """counts: [n] action tokens of each trajectory of the whole update that the loss uses."""
     steps = config.trainer.minibatches
     aggregation = config.loss.aggregation
     weights = None if aggregation == "token" else token_weights(counts, aggregation, config.rollout.context_length)
-    return Measure(counts.sum() / steps, np.count_nonzero(counts) / steps, None if weights is None else steps * weights)
+    return Divisors(
+        counts.sum() / steps, np.count_nonzero(counts) / steps, None if weights is None else steps * weights
+    )
 
 
 def token_weights(counts: np.ndarray, aggregation: str, longest: int) -> np.ndarray:

@@ -26,4 +26,4 @@ def k3(log_ratio: torch.Tensor) -> torch.Tensor:
     return exp(log_ratio) - 1 - log_ratio
 
 
-MEASURES = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}

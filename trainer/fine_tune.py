@@ -66,7 +66,7 @@ def fine_tune(model, traces: Sequence[Trajectory], config: Config) -> None:
         loss, norm = _step(model, optimizer, [train[i] for i in chosen], rate, config, share_rows)
         line = {"step": step, "loss": loss, "lr": rate, "grad_norm": norm}
         if step % check_every == 0 or step == steps:
-            line["held_out_loss"], line["trace_probability"] = measure(model, held, budget, share_rows)
+            line["held_out_loss"], line["trace_probability"] = held_out_loss(model, held, budget, share_rows)
         jsonl.append(log, line | {"seconds": round(time.monotonic() - began, 3)})
         if step % CHECK_EVERY == 0 or step == steps:
             print(_sentence(line, steps), flush=True)
@@ -143,7 +143,9 @@ def _step(model, optimizer, batch: list[Trajectory], rate: float, config: Config
 
 
 @torch.no_grad()
-def measure(model, traces: Sequence[Trajectory], token_budget: int, share_rows: bool = True) -> tuple[float, float]:
+def held_out_loss(
+    model, traces: Sequence[Trajectory], token_budget: int, share_rows: bool = True
+) -> tuple[float, float]:
     """(mean of -log p over the action tokens, nats; mean over traces of exp(Σ log p), which is P(trace))."""
     sums: list[float] = []
     for micro in _micro_batches(traces, token_budget, share_rows, model.device):

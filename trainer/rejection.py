@@ -15,7 +15,7 @@ import torch
 
 from pipeline.config import Loss
 from trainer.aggregation import trajectory_means
-from trainer.divergence import MEASURES
+from trainer.divergence import KL_ESTIMATORS
 
 
 def rejected(proximal: torch.Tensor, rollout: torch.Tensor, counts: torch.Tensor, config: Loss) -> torch.Tensor:
@@ -25,7 +25,7 @@ def rejected(proximal: torch.Tensor, rollout: torch.Tensor, counts: torch.Tensor
     counts             [m] int64, tokens of each trajectory, one after another in [n]
     config             rejection, rejection_measure, rejection_low, rejection_high
     """
-    disagreement = MEASURES[config.rejection_measure](proximal - rollout)
+    disagreement = KL_ESTIMATORS[config.rejection_measure](proximal - rollout)
     if config.rejection == "sequence":
         disagreement = trajectory_means(disagreement, counts).repeat_interleave(counts)
     # NaN is not: a model that computes it must fail loudly, not train on nothing

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.config import Config
 from pipeline.trajectory import Trajectory
-from trainer.aggregation import Measure, measure_of
+from trainer.aggregation import Divisors, divisors_of
 from trainer.batch import Prepared, TrainingFailed, advantages_of, describe
 from trainer.loss import combine, policy_loss
 from trainer.model import action_logprobs
@@ -75,9 +75,10 @@ class Updater:
         if advantages is None:
             minibatches, proximal, counts = self._reject(minibatches, proximal, batch.counts)
             advantages = advantages_of(batch.trajectories, counts, self.config)
-        measure = measure_of(counts, self.config)
+        divisors = divisors_of(counts, self.config)
         steps = [
-            self._step(own, prox, advantages, measure, version) for own, prox in zip(minibatches, proximal, strict=True)
+            self._step(own, prox, advantages, divisors, version)
+            for own, prox in zip(minibatches, proximal, strict=True)
         ]
         if self.reference is not None and self.config.loss.reference == "ewma":
             follow(self.reference, self.model, self.config.loss.reference_decay)
@@ -134,12 +135,12 @@ class Updater:
             counts[list(found)] = list(found.values())
         return fewer, left, counts
 
-    def _step(self, own, proximal, advantages: np.ndarray, measure: Measure, version: int) -> dict[str, float]:
+    def _step(self, own, proximal, advantages: np.ndarray, divisors: Divisors, version: int) -> dict[str, float]:
         """One optimizer step over the micro-batches of all ranks, of which `own` are this one's."""
         self.optimizer.zero_grad()
         parts = []
         for micro, prox in zip(own, proximal, strict=True):
-            loss, metrics = self._loss(micro, prox, advantages, measure)
+            loss, metrics = self._loss(micro, prox, advantages, divisors)
             loss.backward()
             parts.append({name: float(value) for name, value in metrics.items()})
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
@@ -158,9 +159,9 @@ class Updater:
         self.optimizer.step()
         return metrics
 
-    def _loss(self, micro: MicroBatch, proximal: torch.Tensor | None, advantages: np.ndarray, measure: Measure):
+    def _loss(self, micro: MicroBatch, proximal: torch.Tensor | None, advantages: np.ndarray, divisors: Divisors):
         """Loss of one micro-batch and its metrics."""
-        settings, weights, reference = self.config.loss, measure.weights, None
+        settings, weights, reference = self.config.loss, divisors.weights, None
         if self.reference is not None:
             with torch.no_grad():
                 reference, _ = action_logprobs(self.reference, micro, self.config.rollout.temperature)
@@ -172,14 +173,14 @@ class Updater:
             torch.from_numpy(np.repeat(advantages[micro.members], micro.counts)).to(logprobs),
             torch.ones_like(logprobs),
             settings,
-            measure.tokens,
-            trajectories=measure.trajectories,
+            divisors.tokens,
+            trajectories=divisors.trajectories,
             counts=self._counts(micro),
             weights=None if weights is None else torch.from_numpy(weights[micro.members]).to(logprobs),
             reference=reference,
             entropy=entropy,
         )
-        metrics["entropy"] = entropy.detach().sum() / max(measure.tokens, 1.0)
+        metrics["entropy"] = entropy.detach().sum() / max(divisors.tokens, 1.0)
         return loss, metrics
 
     def _counts(self, micro: MicroBatch) -> torch.Tensor:

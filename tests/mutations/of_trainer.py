@@ -29,16 +29,16 @@ MUTATIONS = [
     Mutation(
         "each micro-batch divides by its own tokens",
         "trainer/update.py",
-        "            measure.tokens,\n",
+        "            divisors.tokens,\n",
         "            None,\n",
         f"{TESTS}update.py::test_packing_changes_nothing",
     ),
     Mutation(
         "each rank divides by its own tokens",
         "trainer/update.py",
-        "measure = measure_of(counts, self.config)",
+        "divisors = divisors_of(counts, self.config)",
         "own = [i for part in minibatches for micro in part for i in micro.members]\n"
-        "        measure = measure_of(np.where(np.isin(np.arange(len(counts)), own), counts, 0), self.config)",
+        "        divisors = divisors_of(np.where(np.isin(np.arange(len(counts)), own), counts, 0), self.config)",
         f"{TESTS}update.py::test_two_ranks_equal_one_so_no_rank_divides_by_its_own_tokens",
     ),
     Mutation(
@@ -93,8 +93,8 @@ MUTATIONS = [
     Mutation(
         "L is counted before tokens are rejected",
         "trainer/update.py",
-        "advantages = advantages_of(batch.trajectories, counts, self.config)\n        measure",
-        "advantages = advantages_of(batch.trajectories, batch.counts, self.config)\n        measure",
+        "advantages = advantages_of(batch.trajectories, counts, self.config)\n        divisors",
+        "advantages = advantages_of(batch.trajectories, batch.counts, self.config)\n        divisors",
         f"{TESTS}update_variants.py::test_what_is_rejected_has_no_part_in_the_divisor_or_the_centre_of_the_advantages",
     ),
     Mutation(

@@ -18,7 +18,7 @@ from tests.trainer.ledger import DEFAULTS, RUN
 from trainer import cold_start
 from trainer import model as policy
 from trainer.cold_start import make_model, prepare
-from trainer.fine_tune import measure
+from trainer.fine_tune import held_out_loss
 from trainer.packing import action_places
 from trainer.publish import write_weights
 
@@ -72,7 +72,7 @@ def test_it_stops_once_a_held_out_trace_has_the_asked_probability(prepared):
     assert manifest.version == 0
     held = trajectory_file.read(prepared.folder / "traces.bin")[-12:]
     model = policy.load(folder)
-    chance = measure(model, held, 2048)[1]
+    chance = held_out_loss(model, held, 2048)[1]
     assert 0.5 <= chance < 0.98
     expected = []
     for t in held:

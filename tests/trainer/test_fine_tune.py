@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from tests.trainer.ledger import DEFAULTS, RUN, trajectory
 from trainer import model as policy
 from trainer.cold_start import make_model
-from trainer.fine_tune import ColdStartFailed, batches, final_message, fine_tune, learning_rate, measure, split
+from trainer.fine_tune import ColdStartFailed, batches, final_message, fine_tune, held_out_loss, learning_rate, split
 
 
 def make_config(folder, **settings):
@@ -144,7 +144,7 @@ def test_without_a_target_it_goes_its_whole_way_and_with_one_it_must_reach_it(tm
     aimed = config.model_copy(update={"cold_start": config.cold_start.model_copy(update={"target": 0.5})})
     with pytest.raises(ColdStartFailed, match=r"after 7 steps .* below cold_start\.target = 0\.5"):
         fine_tune(model, traces, aimed)
-    chance = measure(model, split(traces, 0.1)[1], 2048)[1]
+    chance = held_out_loss(model, split(traces, 0.1)[1], 2048)[1]
     reached = config.cold_start.model_copy(update={"target": chance / 2})
     fine_tune(policy.load(config.model_path), traces, config.model_copy(update={"cold_start": reached}))
     assert len(jsonl.read(config.folder / "cold_start.jsonl")) == 5, "the first look finds it"
