@@ -4,12 +4,12 @@ r"""Where a reply says its answer.
     … <answer> 84 </answer>                      tagged       84              the last one
     … 48 + 24 = 72. #### 1,072                   last_number  1,072
 
-What comes before the end of a thought is no answer: final(reply) is what follows it.
+What comes before the end of a thought is no answer: final(reply) is what follows it, and nothing where it was cut.
 """
 
 import re
 
-THOUGHT_ENDS = "</think>"
+THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
 BOXED = re.compile(r"\\f?boxed\s*\{")
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"(?<![\d)])-?\d[\d,]*(?:\.\d+)?")  # the minus of 9-2 is none of the number's
@@ -17,7 +17,8 @@ NUMBER = re.compile(r"(?<![\d)])-?\d[\d,]*(?:\.\d+)?")  # the minus of 9-2 is no
 
 def final(reply: str) -> str:
     """The reply after its last thought; a template may have opened the thought before the reply began."""
-    return reply.rpartition(THOUGHT_ENDS)[2]
+    rest = reply.rpartition(THOUGHT_ENDS)[2]
+    return "" if THOUGHT in rest else rest
 
 
 def boxed(text: str) -> str | None:

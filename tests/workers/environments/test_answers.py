@@ -37,3 +37,8 @@ def test_numbers_are_read_as_people_write_them():
 def test_what_a_thought_says_is_no_answer():
     assert final(r"\boxed{1}</think>\boxed{2}") == r"\boxed{2}"
     assert final("no thought") == "no thought"
+
+
+def test_a_thought_that_was_cut_is_all_thought():
+    assert final(r"<think>maybe \boxed{3}") == ""
+    assert final(r"<think>a</think> \boxed{1} <think>or <tool_call>") == ""
