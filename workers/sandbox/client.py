@@ -14,7 +14,6 @@ log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30.0  # beyond a call's own limit, before its server counts as stuck
 DEATHS_IN_A_ROW = 3
-SESSIONS = 512  # a few MB each, and two descriptors of the fork server
 
 
 class PythonSandbox:
@@ -22,7 +21,7 @@ class PythonSandbox:
 
     limits: of each call. concurrency: running children, by default one per CPU. allow_unconfined: where the kernel or
     libseccomp is missing, run with what is left (resource limits) and log a warning, instead of refusing to start.
-    preload: modules outside the standard library that code may import. sessions: that have a child at once.
+    preload: modules outside the standard library that code may import.
     """
 
     def __init__(
@@ -31,11 +30,9 @@ class PythonSandbox:
         concurrency: int | None = None,
         allow_unconfined: bool = False,
         preload: Sequence[str] = (),
-        sessions: int = SESSIONS,
     ):
         self.limits, self.allow_unconfined, self.preload = limits, allow_unconfined, preload
         self.places = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
-        self.children = asyncio.Semaphore(sessions)
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()
         self._server: ForkServer | None = None
@@ -113,7 +110,7 @@ class Session:
     def __init__(self, sandbox: PythonSandbox, number: int):
         self._sandbox, self._number = sandbox, number
         self._turn = asyncio.Lock()
-        self._counted = self._closed = self._interrupted = False
+        self._closed = self._interrupted = False
         self._server: ForkServer | None = None  # the one that has this session's variables
 
     async def __aenter__(self) -> "Session":
@@ -127,9 +124,6 @@ class Session:
         async with self._turn:
             if self._closed:
                 raise SandboxUnavailable("CLOSED", "this session is closed: begin another one to run code")
-            if not self._counted:
-                await self._sandbox.children.acquire()
-                self._counted = True
             async with self._sandbox.places:
                 result = None if self._closed else await self._call(code)
         if self._closed:
@@ -145,9 +139,6 @@ class Session:
         if self._server:
             self._server.end(self._number)
             self._server = None
-        if self._counted:
-            self._counted = False
-            self._sandbox.children.release()
 
     async def _call(self, code: str) -> ToolResult:
         for _ in range(DEATHS_IN_A_ROW):
