@@ -10,8 +10,9 @@ r"""Math-TIR: competition problems with a Python tool, called as the model's own
 
 Source: the Math-TIR setting of arXiv 2608.24870, section 4.1 and appendix A. What it leaves open is decided here:
 - Variables live as long as the episode: one sandbox session.
-- A reply's calls run in their order, each answered by a message of its own, the first MOST_CALLS of them; they come
-  before any answer in the same reply, which the model wrote without having seen what they print.
+- A reply's calls run in their order, each answered by a message of its own, the first MOST_CALLS of them, and share
+  the step's time; they come before any answer in the same reply, which the model wrote without having seen what they
+  print.
 - A call that cannot be read is answered with what was expected, as any tool would (`malformed_calls`); a call whose
   code fails, with what Python says (`failed_calls`). A reply with neither a call nor a box ends the episode with reward
   0 (`no_answer`); so does an answer that the judge cannot be done with (`judge_timeout`, …).
@@ -28,33 +29,32 @@ from pipeline import config
 from workers.environments import Environment, Turn, opening
 from workers.environments.answers import boxed, final, number
 from workers.environments.judge import Judge, open_judge
-from workers.environments.python_tool import PYTHON, observation, open_sandbox
+from workers.environments.python_tool import PYTHON, PythonTool, observation, open_python
 from workers.environments.tool_calls import BadCall, Call, read_calls, write_call
-from workers.sandbox import PythonSandbox
 
 INSTRUCTIONS = (
     "Solve the problem. Use the python tool to compute: its variables remain from call to call, and you see only what "
     r"is printed. Put the final answer in \boxed{}."
 )
-MOST_CALLS = 4  # of one reply: together they must end within environment.step_timeout_s
+MOST_CALLS = 4  # of one reply
 CALCULATION = re.compile(r"<<([\d.+\-*/() ]+)=[^<>]*>>")  # GSM8K's solutions carry them out: 48/2 = <<48/2=24>>24
 
 
 class MathTir(Environment):
     tools = (PYTHON,)
 
-    def __init__(self, sandbox: PythonSandbox, judge: Judge, instructions: str = INSTRUCTIONS):
+    def __init__(self, python: PythonTool, judge: Judge, instructions: str = INSTRUCTIONS):
         self.judge, self.instructions = judge, instructions
         self.problem: dict[str, Any] = {}
-        self._python = sandbox.session()
+        self._python = python
         self._printed: str | None = None
 
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
-        async with open_sandbox(settings) as sandbox, open_judge("math", settings) as judge:
+        async with open_python(settings) as python, open_judge("math", settings) as judge:
             await judge.start()
-            yield lambda: cls(sandbox, judge, **settings.options)
+            yield lambda: cls(python(), judge, **settings.options)
 
     async def reset(self, prompt: dict[str, Any], seed: int) -> Turn:
         self.problem = prompt
@@ -73,6 +73,7 @@ class MathTir(Environment):
 
     async def _call(self, calls: list[Call | BadCall]) -> Turn:
         messages, metrics = [], {"tool_calls": 0, "malformed_calls": 0, "failed_calls": 0}
+        until = self._python.until()
         for position, call in enumerate(calls, 1):
             if position > MOST_CALLS:
                 said = f"[not run: at most {MOST_CALLS} calls at once]"
@@ -80,7 +81,7 @@ class MathTir(Environment):
                 metrics["malformed_calls"] += 1
                 said = f"[not run: {call.problem}]"
             else:
-                result = await self._python.run(call.arguments["code"])
+                result = await self._python.run(call.arguments["code"], until)
                 metrics["tool_calls"] += 1
                 metrics["failed_calls"] += result.error is not None
                 said = self._printed = observation(result)

@@ -8,8 +8,9 @@
     assistant  <answer>84</answer>                    reward 1 if the verifier gives it its full score, else 0
 
 A reply with neither, or with a call that cannot be read, ends the episode with reward 0; the metrics `no_answer` and
-`malformed_calls` count them. What the code raises is text for the model; a sandbox that fails is a failure. Variables
-live as long as the episode, and like in a notebook a call shows the value of a last line that is an expression.
+`malformed_calls` count them. Of several calls in a reply the first one runs. What the code raises is text for the
+model; a sandbox that fails is a failure. Variables live as long as the episode, and like in a notebook a call shows the
+value of a last line that is an expression.
 
 Options: `instructions`, a system message for models that need one; the tool is then described to the model as well.
 `last_number`: a reply without <answer> answers with the last number in it, as in GSM8K's own "… #### 84".
@@ -24,28 +25,28 @@ from typing import Any
 
 from pipeline import config
 from workers.environments import Environment, Turn, opening
-from workers.environments.answers import last_number, number, tagged
+from workers.environments.answers import final, last_number, number, tagged
 from workers.environments.judge import Judge, open_judge
-from workers.environments.python_tool import PYTHON, observation, open_sandbox
+from workers.environments.python_tool import PYTHON, PythonTool, observation, open_python
 from workers.environments.tool_calls import BadCall, read_calls, write_call
-from workers.sandbox import PythonSandbox
 
 # Tasks whose whole question is an expression; the words round it would only cost a tiny model tokens. Their verifiers
 # give a full score to equal numbers alone.
 EXPRESSIONS = {"chain_sum", "products"}
+NOT_RUN = "[not run: one call at a time]"
 
 
 class MathTool(Environment):
     def __init__(
         self,
-        sandbox: PythonSandbox,
+        python: PythonTool,
         judge: Judge,
         instructions: str = "",
         direct: float = 0.0,
         last_number: bool = False,
     ):
         self.instructions, self.direct, self.last_number = instructions, direct, last_number
-        self.python, self.judge = sandbox.session(), judge
+        self.python, self.judge = python, judge
         self.tools = [PYTHON] if instructions else []
         self.problem: dict[str, Any] = {}
         self.observation: str | None = None
@@ -54,8 +55,8 @@ class MathTool(Environment):
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
-        async with open_sandbox(settings) as sandbox, open_judge("tasks", settings) as judge:
-            yield lambda: cls(sandbox, judge, **settings.options)
+        async with open_python(settings) as python, open_judge("tasks", settings) as judge:
+            yield lambda: cls(python(), judge, **settings.options)
 
     async def reset(self, prompt: dict[str, Any], seed: int) -> Turn:
         self.problem = prompt
@@ -69,11 +70,14 @@ class MathTool(Environment):
         if calls := read_calls(reply, [PYTHON]):
             if isinstance(calls[0], BadCall):
                 return Turn([], reward=0.0, done=True, metrics={"malformed_calls": 1})
-            self.observation = observation(await self.python.run(calls[0].arguments["code"]))
-            return Turn([{"role": "tool", "content": self.observation}], metrics={"tool_calls": 1})
-        answer = tagged(reply)
+            result = await self.python.run(calls[0].arguments["code"], self.python.until())
+            self.observation = observation(result)
+            said = [self.observation] + [NOT_RUN] * (len(calls) - 1)
+            return Turn([{"role": "tool", "content": each} for each in said], metrics={"tool_calls": 1})
+        text = final(reply)
+        answer = tagged(text)
         if answer is None and self.last_number:
-            answer = last_number(reply)
+            answer = last_number(text)
         if answer is None:
             return Turn([], reward=0.0, done=True, metrics={"no_answer": 1})
         return await self._verify(answer)

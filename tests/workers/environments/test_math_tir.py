@@ -1,8 +1,12 @@
+import asyncio
+import time
+
 import pytest
 
 from pipeline import config
 from workers.environments import Turn
 from workers.environments.math_tir import INSTRUCTIONS
+from workers.environments.python_tool import observation, open_python
 from workers.environments.tool_calls import write_call
 
 SETTINGS = config.Environment(name="math_tir", tool_timeout_s=2, step_timeout_s=30)
@@ -76,6 +80,33 @@ def test_a_call_that_never_ends_is_told_of_and_so_is_what_was_lost(play):
     turns = play(SETTINGS, PROBLEM, python("n = 1"), python("while True: pass"), python("print(n)"))
     assert texts(turns[2]) == ["[timeout; all variables are lost]"]
     assert texts(turns[3])[0].startswith("NameError")
+
+
+def test_as_many_slow_calls_as_a_reply_can_hold_end_with_the_step_and_are_answered(play):
+    settings = config.Environment(name="math_tir", tool_timeout_s=1.5, step_timeout_s=3)
+    play(settings, PROBLEM, python("1"))  # the fork server is up
+    begun = time.monotonic()
+    turn = play(settings, PROBLEM, python("while True: pass") * 4)[-1]
+    assert time.monotonic() - begun < 3
+    assert texts(turn) == ["[timeout; all variables are lost]", "[timeout]", "[timeout]", "[timeout]"]
+    assert turn.metrics == {"tool_calls": 4, "failed_calls": 4} and not turn.done
+
+
+def test_a_call_that_gets_no_place_in_time_is_told_so():
+    async def main():
+        settings = config.Environment(tool_concurrency=1, tool_timeout_s=20, step_timeout_s=30)
+        async with open_python(settings) as tool:
+            busy, waiting = tool(), tool()
+            await waiting.run("x = 1", waiting.until())
+            running = asyncio.create_task(busy.run("while True: pass", busy.until()))
+            await asyncio.sleep(0.1)
+            given = await waiting.run("x", asyncio.get_running_loop().time() + 0.3)
+            assert observation(given) == "[timeout]"
+            running.cancel()
+            assert observation(await waiting.run("x", waiting.until())) == "1", "nothing was lost"
+            await waiting.close()
+
+    asyncio.run(main())
 
 
 def test_a_solution_with_calculations_is_demonstrated_with_the_tool(play):

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline import config
 from workers.environments import Turn, open_environment
+from workers.environments.math_tool import NOT_RUN
 
 SUM = {
     "id": "s",
@@ -41,6 +42,13 @@ def test_variables_of_one_call_are_there_in_the_next_of_the_same_episode_only(pl
     assert turn.messages[0]["content"].startswith("NameError")
 
 
+def test_of_several_calls_the_first_one_runs_and_each_is_answered(play):
+    turns = play(config.Environment(), SUM, call("x = 3") + call("x = 4") + call("print(x"), call("print(x)"))
+    assert [message["content"] for message in turns[1].messages] == ["", NOT_RUN, NOT_RUN]
+    assert turns[1].metrics == {"tool_calls": 1}
+    assert turns[2].messages == [{"role": "tool", "content": "3"}]
+
+
 @pytest.mark.parametrize(
     ("reply", "reward", "metric"),
     [
@@ -48,6 +56,8 @@ def test_variables_of_one_call_are_there_in_the_next_of_the_same_episode_only(pl
         ("<answer>4</answer>", 0.0, None),
         ("<answer>1 2 3 4</answer>", 0.0, None),  # contains the right one
         ("3", 0.0, "no_answer"),
+        ("<think><answer>3</answer>", 0.0, "no_answer"),
+        ("<think><answer>3</answer> no</think> 4", 0.0, "no_answer"),
         ('<tool_call>{"name": "python"}</tool_call>', 0.0, "malformed_calls"),
         ("<tool_call>print(3)</tool_call>", 0.0, "malformed_calls"),
         ("<tool_call>\n" + "[" * 5000 + "\n</tool_call>", 0.0, "malformed_calls"),
