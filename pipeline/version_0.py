@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pipeline import jsonl, programs, weights
+from pipeline import jsonl, programs, traces_of, weights
 from pipeline.config import Config
 from pipeline.data import check_files
 from pipeline.engine_processes import answers, engine_processes, wait_until_up
@@ -34,6 +34,9 @@ def check(config: Config) -> None:
     if config.model.gguf is not None:
         gguf_file(config.model.gguf)
     check_files(config)
+    if config.cold_start is None or weights.published(config.folder / "weights"):
+        return
+    traces_of.check(config)
     if not _traces_wanted(config):
         return
     for url in config.cold_start.teacher_urls:

@@ -3,6 +3,7 @@
     a problem's episodes ──flaw()?─┬─ none ─▶ kept ─┐
                                    └─ a word ───────┴─▶ traces.jsonl, a line a problem
     all problems done: traces.json (how many, and why the others are not kept), then traces.bin
+    none is kept:      traces.rejected.jsonl, to look at; the next attempt begins anew
 
 Kept is what earned its full reward and is whole in form: it ended by itself, as did each reply in it, and no tool call
 in it was malformed. traces.bin holds the trajectories in the order of the problems, which is random.
@@ -26,6 +27,10 @@ from workers.chat import Chat
 log = logging.getLogger(__name__)
 
 
+class NoneKept(ConfigError):
+    """No trace to train on."""
+
+
 def flaw(t: Trajectory, chat: Chat) -> str | None:
     """Why a trace is not kept, in a word; None: the verifier gave it all, and nothing in its form is wrong."""
     if t.finish_reason != "stop":
@@ -42,13 +47,15 @@ def flaw(t: Trajectory, chat: Chat) -> str | None:
 
 
 def as_line(problem: Problem, played: Sequence[Trajectory | HeadraceError], chat: Chat) -> dict[str, Any]:
-    """What traces.jsonl holds of a problem; failure: the last one, in words."""
-    line: dict[str, Any] = {"id": problem["id"], "kept": [], "flaws": Counter(), "failure": None}
+    """What traces.jsonl holds of a problem. best: outcome; failure: the last one, in words."""
+    line: dict[str, Any] = {"id": problem["id"], "kept": [], "flaws": Counter(), "best": None, "failure": None}
     for each in played:
         if isinstance(each, HeadraceError):
             line["flaws"][each.code.lower()] += 1
             line["failure"] = str(each)
-        elif why := flaw(each, chat):
+            continue
+        line["best"] = max(each.outcome, line["best"] or 0.0)
+        if why := flaw(each, chat):
             line["flaws"][why] += 1
         else:
             line["kept"].append(base64.b64encode(each.encode()).decode())
@@ -60,9 +67,7 @@ def finish(settings: config.Config, problems: Sequence[Problem]) -> None:
     path = settings.folder / "traces.jsonl"
     lines = {line["id"]: line for line in jsonl.read(path)}
     lines = [lines[problem["id"]] for problem in problems]
-    kept, flaws = [len(line["kept"]) for line in lines], Counter()
-    for line in lines:
-        flaws.update(line["flaws"])
+    kept, flaws = [len(line["kept"]) for line in lines], _flaws(lines)
     summary = {
         "teacher": settings.cold_start.teacher,
         "episodes": sum(kept) + flaws.total(),
@@ -71,18 +76,36 @@ def finish(settings: config.Config, problems: Sequence[Problem]) -> None:
         "problems": len(lines),
         "problems_kept": len(lines) - kept.count(0),
     }
-    why = ", ".join(f"{word} {count}" for word, count in flaws.most_common()) or "none was played"
     whole = "{kept} of {episodes} traces are kept, of {problems_kept} of {problems} problems".format_map(summary)
-    log.info("%s%s", whole, f"; not kept: {why}" if flaws else "")
+    log.info("%s%s", whole, f"; not kept: {_counted(flaws)}" if flaws else "")
     if not any(kept):
-        path.unlink()  # or the next attempt would find everything done
-        failure = next((line["failure"] for line in reversed(lines) if line["failure"]), None)
-        raise ConfigError(
-            f"no trace of {len(problems)} problems is verifier-positive and whole ({why}"
-            f"{f'; the last failure: {failure}' if failure else ''}); remove [cold_start], give "
-            f"{settings.environment.name} a demonstrate() for [data]'s tasks, or cold_start a teacher that solves some"
-        )
+        raise none_kept(settings, lines)
     (settings.folder / "traces.json").write_text(json.dumps(summary, indent=1) + "\n")
     encoded = (base64.b64decode(trace) for line in lines for trace in line["kept"])
     trajectory_file.write(settings.folder / "traces.bin", map(Trajectory.decode, encoded))
     path.unlink()
+
+
+def none_kept(settings: config.Config, lines: Sequence[dict[str, Any]]) -> NoneKept:
+    """What to raise then; the lines are put aside, or the next attempt would find their problems done."""
+    aside = settings.folder / "traces.rejected.jsonl"
+    (settings.folder / "traces.jsonl").replace(aside)
+    outcomes = [line["best"] for line in lines if line["best"] is not None]
+    failure = next((line["failure"] for line in reversed(lines) if line["failure"]), None)
+    return NoneKept(
+        f"no trace of {len(lines)} problems is verifier-positive and whole ({_counted(_flaws(lines))}"
+        f"{f'; the best outcome is {max(outcomes):g}, kept is 1 alone' if outcomes else ''}"
+        f"{f'; the last failure: {failure}' if failure else ''}; a line a problem in {aside}); remove [cold_start], "
+        f"give {settings.environment.name} a demonstrate() for [data]'s tasks, or cold_start a teacher that solves some"
+    )
+
+
+def _flaws(lines: Sequence[dict[str, Any]]) -> Counter:
+    flaws = Counter()
+    for line in lines:
+        flaws.update(line["flaws"])
+    return flaws
+
+
+def _counted(flaws: Counter) -> str:
+    return ", ".join(f"{word} {count}" for word, count in flaws.most_common()) or "none was played"

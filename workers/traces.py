@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline import config, config_file, jsonl
+from pipeline import config, config_file, jsonl, traces_of
 from pipeline.data import Problem, cold_start_problems
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.ledger_types import Reservation
@@ -37,6 +37,7 @@ AT_ONCE = 16  # scripted episodes
 MODEL_S = 600  # for the cold start's process to make the tiny model, whose tokenizer is needed here
 PAUSES_S = (0.5, 1.0, 2.0)  # before an episode is tried again whose teacher did not answer
 COMPARED = 8  # questions
+PROMISING = 50  # problems: if none of their traces is kept, what is wrong will not be better after the others
 
 
 class NoDemonstration(EpisodeFailed):
@@ -62,11 +63,14 @@ class Script:
 async def play_all(settings: config.Config, problems: Sequence[Problem], urls: Sequence[str] = ()) -> None:
     """A line in traces.jsonl for each of the problems that has none yet; urls: of the teacher, none: scripted.
 
-    Raises ConfigError for a teacher with another tokenizer, EngineError for one that is gone.
+    Raises ConfigError for a teacher with another tokenizer, for traces of another teacher that are there already, and
+    as soon as PROMISING problems have not given one trace to keep; EngineError for a teacher that is gone.
     """
+    traces_of.begin(settings)
     chat, path = Chat(settings.model_path), settings.folder / "traces.jsonl"
     rollouts = settings.cold_start.rollouts if urls else 1
-    known = {line["id"] for line in jsonl.read(path)}
+    there = jsonl.read(path)
+    known, kept = {line["id"] for line in there}, sum(len(line["kept"]) for line in there)
     async with open_environment(settings.environment) as make_environment, connections() as http:
         teachers = [Teacher(url, http, settings, chat) for url in urls]
         for teacher in teachers:
@@ -89,10 +93,14 @@ async def play_all(settings: config.Config, problems: Sequence[Problem], urls: S
                             raise
                     await asyncio.sleep(pause)
 
-        async def record(problem: Problem, first: int) -> None:
-            played = await asyncio.gather(*(trace(problem, first + k) for k in range(rollouts)))
-            jsonl.append(path, kept_traces.as_line(problem, played, chat))
+        async def record(problem: Problem, rolled: Sequence[asyncio.Task]) -> None:
+            nonlocal kept
+            line = kept_traces.as_line(problem, [await each for each in rolled], chat)
+            jsonl.append(path, line)
             known.add(problem["id"])
+            kept += len(line["kept"])
+            if len(known) >= PROMISING and not kept:
+                raise kept_traces.NoneKept
             if len(known) % max(1, len(problems) // 10) == 0:
                 log.info("%d of %d problems are done", len(known), len(problems))
 
@@ -100,9 +108,14 @@ async def play_all(settings: config.Config, problems: Sequence[Problem], urls: S
             async with asyncio.TaskGroup() as group:
                 for index, problem in enumerate(problems):
                     if problem["id"] not in known:
-                        group.create_task(record(problem, index * rollouts))
+                        first = index * rollouts
+                        rolled = [group.create_task(trace(problem, first + k)) for k in range(rollouts)]
+                        group.create_task(record(problem, rolled))
         except* HeadraceError as failed:
-            raise failed.exceptions[0] from None
+            error = failed.exceptions[0]
+            if isinstance(error, kept_traces.NoneKept):  # nothing is written any more
+                error = kept_traces.none_kept(settings, jsonl.read(path))
+            raise error from None
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import jsonl, trajectory_file
+from pipeline import jsonl, trajectory_file, version_0
 from pipeline.errors import ConfigError
 from pipeline.trajectory import Trajectory
 from tests.workers.fake_sglang import FakeSGLang, answer
@@ -84,6 +84,47 @@ def test_what_was_played_before_it_was_killed_is_not_played_again_and_changes_no
     assert [t.encode() for t in trajectory_file.read(config.folder / "traces.bin")] == uninterrupted
 
 
+def test_a_cold_start_that_keeps_nothing_stops_early_and_puts_aside_why(settings):
+    one_turn = {"max_turns": 1}  # the script wants one for the tool and one for its answer
+    config = settings(cold_start={"problems": 200}, environment=one_turn, rollout={"max_tokens": 48})
+    with pytest.raises(
+        ConfigError, match=r"no trace of [56]\d problems .*turns \d\d; the best outcome is 0, kept is 1"
+    ):
+        traces(config)
+    aside = jsonl.read(config.folder / "traces.rejected.jsonl")
+    assert 50 <= len(aside) < 70 and not (config.folder / "traces.jsonl").exists()
+
+
+def test_outcomes_that_never_reach_1_are_named_as_the_reason(settings, chat):
+    config = settings(cold_start={"problems": 2})
+    config.folder.mkdir(parents=True)
+    for problem, best in zip(drawn(config), (0.5, 0.75), strict=True):
+        line = {"id": problem["id"], "kept": [], "flaws": {"wrong": 8}, "best": best, "failure": None}
+        jsonl.append(config.folder / "traces.jsonl", line)
+    with pytest.raises(
+        ConfigError, match=r"\(wrong 16; the best outcome is 0.75, kept is 1 alone; a line a problem in"
+    ):
+        kept_traces.finish(config, drawn(config))
+
+
+def test_traces_of_two_teachers_are_not_mixed(settings):
+    config = settings(cold_start={"problems": 3}, rollout={"max_tokens": 48})
+    config.folder.mkdir(parents=True)
+    asyncio.run(play_all(config, drawn(config)))
+    before = (config.folder / "traces.jsonl").read_bytes()
+    taught = settings(cold_start={"problems": 3, "teacher": "http://127.0.0.1:9"}, rollout={"max_tokens": 48})
+    refusal = r"has traces of a script, .* of http://127.0.0.1:9; delete traces.jsonl"
+    with pytest.raises(ConfigError, match=refusal):
+        asyncio.run(play_all(taught, drawn(taught), taught.cold_start.teacher_urls))
+    with pytest.raises(ConfigError, match=refusal):
+        version_0.check(taught)
+    assert (config.folder / "traces.jsonl").read_bytes() == before
+    kept_traces.finish(config, drawn(config))
+    with pytest.raises(ConfigError, match=r"delete traces\.bin there, or set it back"):
+        version_0.check(taught)
+    version_0.check(config)
+
+
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
@@ -157,6 +198,22 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_it_plays(settings, s
 def test_a_teacher_that_is_not_there_is_refused_at_once(settings):
     with pytest.raises(ConfigError, match=r"expected an SGLang server at http://127\.0\.0\.1:9 that tokenizes"):
         traces(settings(cold_start={"teacher": ["http://127.0.0.1:9"]}), ["http://127.0.0.1:9"])
+
+
+def test_when_a_rollout_fails_for_good_the_others_have_ended_before_it_is_told(settings, chat, monkeypatch):
+    monkeypatch.setattr("workers.traces.PAUSES_S", (0.1,))
+    monkeypatch.setattr("workers.teacher.Teacher.check_tokenizer", lambda *_: asyncio.sleep(0))
+    config = settings(cold_start={"problems": 1}, rollout={"concurrency": 1})
+    config.folder.mkdir(parents=True)
+
+    async def main():
+        async with FakeSGLang(lambda request: "drop").serving() as server:
+            before = asyncio.all_tasks()
+            with pytest.raises(EngineGone):
+                await play_all(config, drawn(config), [server.url])
+            return [task for task in asyncio.all_tasks() - before if "trace" in task.get_coro().__qualname__]
+
+    assert asyncio.run(main()) == []
 
 
 def test_a_teacher_that_goes_away_is_asked_again_and_then_ends_it(settings, chat, monkeypatch):
