@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 # algorithm | what makes it the published one, beside its advantages
 PUBLISHED = {
-    "spo": {"advantage.evidence": ["receipt"]},
+    "spo++": {"advantage.evidence": ["event"]},
+    "spo": {"advantage.evidence": ["receipt"], "loss.dual_clip": [10.0]},
     "grpo": {"loss.aggregation": ["sequence"]},
     "dapo": {
         "loss.aggregation": ["token"],

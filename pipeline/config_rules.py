@@ -9,6 +9,7 @@ Each problem is one sentence that names the settings and the way out.
 
 from collections.abc import Callable, Iterator
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from advantage import BY_GROUP
@@ -36,6 +37,12 @@ def impossible(config: "Config") -> Iterator[str]:
         yield (
             f"environment.tool_timeout_s = {environment.tool_timeout_s:g} is not below step_timeout_s = "
             f"{environment.step_timeout_s:g}: a tool call that uses its time would fail the episode; raise the latter"
+        )
+    tries = environment.options.get("tries", 1)
+    if environment.name == "reasoning_gym" and isinstance(tries, int) and tries > environment.max_turns:
+        yield (
+            f"environment.options.tries = {tries} is above environment.max_turns = {environment.max_turns}, after "
+            "which an episode ends; raise the latter"
         )
     yield from _impossible_model_or_data(config)
     yield from _impossible_teacher(config)
@@ -236,14 +243,16 @@ def ignored(config: "Config") -> Iterator[str]:
                     section = getattr(section, first)
                 value = getattr(section, key)
                 if value != type(section).model_fields[key].default:
-                    yield f"{name} = {value!r} does nothing, because {why}; remove it"
+                    shown = str(value) if isinstance(value, Path) else value
+                    yield f"{name} = {shown!r} does nothing, because {why}; remove it"
 
 
 def unwise(config: "Config") -> Iterator[str]:
     """Settings that work, and that nobody wants."""
     yield from unwise_algorithm(config)
     event = config.buffers.batch_size * config.publish.every
-    if config.advantage.sampler == "uncertainty" and config.data.size > WIDEST * event:
+    fades = config.advantage.sampler == "uncertainty" and config.advantage.evidence == "event"
+    if fades and config.data.size > WIDEST * event:
         yield (
             f"data.size = {config.data.size}: a prompt is visited every {config.data.size / event:.0f} policy events, "
             f"when its evidence has faded to {config.advantage.rho ** (config.data.size / event):.1g}; at most "
@@ -265,8 +274,14 @@ def unwise(config: "Config") -> Iterator[str]:
     measure = config.advantage.normalization or {"spo++": "token", "reinforce++": "token"}.get(
         config.advantage.algorithm
     )
-    if measure == "token" and loss.aggregation != "token":
+    if measure == "token" and loss.aggregation == "sequence":
         yield (
-            f"loss.aggregation = {loss.aggregation!r}: the advantages are centred per token (advantage.normalization), "
-            "which only the token mean keeps at 0; set one of them to the other's measure"
+            "loss.aggregation = 'sequence': the advantages are centred per token (advantage.normalization), which a "
+            "mean over trajectories does not keep at 0; set one of them to the other's measure"
+        )
+    cold = config.cold_start
+    if cold is not None and cold.epochs is None and cold.warm_up >= cold.max_steps:
+        yield (
+            f"cold_start.warm_up = {cold.warm_up} is not below max_steps = {cold.max_steps}: no step goes on at "
+            "cold_start.lr; lower the former"
         )

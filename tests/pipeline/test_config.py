@@ -146,6 +146,10 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
             "rejection_high = -1 removes the tokens that trainer",
         ),
         (["loss.rejection=token", "loss.rejection_measure=k1", "loss.rejection_low=1.0"], "bounds must enclose 0"),
+        (
+            ["environment.name=reasoning_gym", "environment.options.tries=5"],
+            "environment.options.tries = 5 is above environment.max_turns = 4",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
@@ -172,7 +176,10 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         ),
         (["buffers.proactive_threshold=2"], "buffers.proactive_threshold = 2 does nothing, because buffers.proactive"),
         (["buffers.proactive_patience_s=2"], "buffers.proactive_patience_s = 2.0 does nothing"),
-        (["advantage.offline_rollouts=0", "advantage.values=runs/x"], "because advantage.offline_rollouts is 0"),
+        (
+            ["advantage.offline_rollouts=0", "advantage.values=runs/x"],
+            "advantage.values = 'runs/x' does nothing, because advantage.offline_rollouts is 0",
+        ),
         (["cold_start.top_k=5"], "because without cold_start.teacher the traces are scripted"),
         (["cold_start.epochs=2", "cold_start.max_steps=5"], "because cold_start.epochs says how long it goes on"),
         (["advantage.evidence=receipt", "advantage.rho=0.9"], "the retention follows from the policy's drift"),
@@ -200,7 +207,20 @@ def test_a_setting_that_nothing_would_read_is_refused(toml, overrides, said):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["advantage.algorithm=spo"], "'spo' with advantage.evidence = 'event': as published it has 'receipt'"),
+        (
+            ["advantage.algorithm=spo", "loss.dual_clip=10.0", "trainer.minibatches=2"],
+            "'spo' with advantage.evidence = 'event': as published it has 'receipt'",
+        ),
+        (
+            ["advantage.algorithm=spo", "advantage.evidence=receipt"],
+            "'spo' with loss.dual_clip = 2.0: as published it has 10.0",
+        ),
+        (["advantage.evidence=receipt"], "'spo++' with advantage.evidence = 'receipt': as published it has 'event'"),
+        (
+            ["advantage.evidence=receipt", "data.size=9000"],
+            "'spo++' with advantage.evidence = 'receipt': as published it has 'event'",
+        ),
+        (["cold_start.warm_up=400"], "cold_start.warm_up = 400 is not below max_steps = 400"),
         ([*GRPO, "loss.aggregation=token"], "'grpo' with loss.aggregation = 'token': as published it has 'sequence'"),
         ([*GRPO, "advantage.offline_rollouts=4"], "advantage.offline_rollouts = 4: neither 'grpo' nor the sampler"),
         (["data.size=9000"], "data.size = 9000: a prompt is visited every 141 policy events"),
@@ -221,6 +241,8 @@ def test_ordinary_settings_are_not_warned_of(toml):
     assert list(unwise(load(toml, ["loss.clip_low=0.1", "trainer.minibatches=2"]))) == []
     assert list(unwise(load(toml, ["loss.dual_clip=inf"]))) == []
     assert list(unwise(load(toml, ["loss.aggregation=sequence", "advantage.normalization=trajectory"]))) == []
+    assert list(unwise(load(toml, ["loss.aggregation=constant"]))) == []
+    assert list(unwise(load(toml, ["cold_start.warm_up=400", "cold_start.epochs=9"]))) == []
 
 
 def test_overrides_are_toml_values_or_bare_words(toml):
