@@ -18,7 +18,7 @@ from pipeline.config_rules import ignored, impossible
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Run(Section):
@@ -167,7 +167,7 @@ class Loss(Section):
     ratio: Literal["token", "sequence"] = Field("token", description="sequence: one a trajectory, of its mean (GSPO)")
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
-    dual_clip: float = Field(2.0, gt=1, description="of negative advantages; inf: none")
+    dual_clip: float = Field(2.0, gt=1, allow_inf_nan=True, description="of negative advantages; inf: none")
     aggregation: Literal["token", "sequence", "constant"] = Field(
         "token",
         description="mean over all tokens; mean over trajectories of their token means; sum over trajectories and "
@@ -175,7 +175,7 @@ class Loss(Section):
     )
     proximal: Literal["recompute", "rollout"] = "recompute"
     importance: Literal["token", "sequence", "none"] = Field("token", description="rollout correction (TIS)")
-    importance_cap: float = Field(2.0, ge=1)
+    importance_cap: float = Field(2.0, ge=1, allow_inf_nan=True, description="inf: none")
     rejection: Literal["none", "token", "sequence"] = Field(
         "none", description="leave out tokens, or trajectories by their mean, that trainer and engine disagree about"
     )
@@ -195,7 +195,7 @@ class Optimizer(Section):
     weight_decay: float = Field(0.1, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True, description="inf: any")
 
 
 class Trainer(Section):
@@ -206,7 +206,9 @@ class Trainer(Section):
     minibatches: int = Field(1, gt=0, description="optimizer steps an update")
     checkpoint_every: int = Field(10, gt=0, description="updates")
     wait_timeout_s: float = Field(600, gt=0, description="for a READY buffer, before the trainer gives up")
-    archive: bool = Field(False, description="keep every trained batch as {run folder}/trained/<version>.bin")
+    archive: bool = Field(
+        False, description="keep every trained batch as {run folder}/trained/<version>.bin: 9 bytes a token, for ever"
+    )
 
 
 class ColdStart(Section):

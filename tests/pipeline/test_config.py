@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -233,6 +234,25 @@ def test_a_setting_that_nothing_would_read_is_refused(toml, overrides, said):
 def test_unwise_settings_are_allowed_and_told(toml, overrides, said):
     (warning,) = unwise(load(toml, overrides))
     assert said in warning
+
+
+NUMBERS = [
+    f"{name}.{key}"
+    for name, section in Config.model_fields.items()
+    for kind in [section.annotation, *get_args(section.annotation)]
+    if hasattr(kind, "model_fields")
+    for key, field in kind.model_fields.items()
+    if float in (field.annotation, *get_args(field.annotation))
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_setting_is_nan_and_few_are_without_bound(toml, name):
+    assert name in refusal(toml, f"{name}=nan")
+    if name in ("loss.dual_clip", "loss.importance_cap", "optimizer.max_grad_norm"):
+        load(toml, [f"{name}=inf"])
+    else:
+        assert name in refusal(toml, f"{name}=inf")
 
 
 def test_ordinary_settings_are_not_warned_of(toml):
