@@ -8,6 +8,7 @@ REQUEST_S, an episode's requests together by ATTEMPTS, and the step by environme
 """
 
 import asyncio
+import json
 import re
 from contextlib import asynccontextmanager
 
@@ -16,8 +17,12 @@ import aiohttp
 from workers.environments import Environment, Turn, opening
 
 REQUEST_S, ATTEMPTS, PAUSE_S = 15.0, 3, 0.5
-GRADE = re.compile(r"\b(10|\d)\b")
-ASK = "Question:\n{question}\n\nReply:\n{reply}\n\nGrade the reply from 0 (useless) to 10 (perfect): the number alone."
+GRADE = re.compile(r"10|\d")
+# The reply as a JSON string: whatever it says, it cannot seem to end and to be followed by other instructions.
+ASK = (
+    "Question:\n{question}\n\nReply, as a JSON string:\n{reply}\n\n"
+    "Grade the reply from 0 (useless) to 10 (perfect): the number alone."
+)
 
 
 class JudgeFailed(Exception):
@@ -44,14 +49,15 @@ class ModelJudge(Environment):
     async def _grade(self, reply):
         failure = None
         for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(PAUSE_S * 2**attempt)
             try:
-                said = await self._ask(ASK.format(question=self.question, reply=reply))
-                if grade := GRADE.search(said):
-                    return int(grade[1]) / 10
+                said = await self._ask(ASK.format(question=self.question, reply=json.dumps(reply)))
+                if GRADE.fullmatch(said.strip()):
+                    return int(said) / 10
                 failure = f"it answered {said!r:.80}, without a grade"
-            except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, AttributeError) as error:
                 failure = f"{type(error).__name__}: {error}"
-            await asyncio.sleep(PAUSE_S * 2**attempt)
         raise JudgeFailed(f"{self.url}: {failure}")
 
     async def _ask(self, text):
