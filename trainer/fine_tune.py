@@ -44,7 +44,7 @@ def fine_tune(model, traces: Sequence[Trajectory], config: Config) -> None:
 
     Raises ConfigError for too few traces, ColdStartFailed for a gradient that is not finite or a target not reached.
     """
-    settings, budget = config.cold_start, config.trainer.token_budget
+    settings = config.cold_start
     train, held = split(traces, settings.held_out)
     if settings.loss == "final":
         train, held = [final_message(t) for t in train], [final_message(t) for t in held]
@@ -66,7 +66,7 @@ def fine_tune(model, traces: Sequence[Trajectory], config: Config) -> None:
         loss, norm = _step(model, optimizer, [train[i] for i in chosen], rate, config, share_rows)
         line = {"step": step, "loss": loss, "lr": rate, "grad_norm": norm}
         if step % check_every == 0 or step == steps:
-            line["held_out_loss"], line["trace_probability"] = held_out_loss(model, held, budget, share_rows)
+            line["held_out_loss"], line["trace_probability"] = held_out_loss(model, held, config, share_rows)
         jsonl.append(log, line | {"seconds": round(time.monotonic() - began, 3)})
         if step % CHECK_EVERY == 0 or step == steps:
             print(_sentence(line, steps), flush=True)
@@ -123,13 +123,11 @@ def learning_rate(step: int, steps: int, settings: ColdStart) -> float:
 
 
 def _step(model, optimizer, batch: list[Trajectory], rate: float, config: Config, share_rows: bool):
-    """One optimizer step; (loss, norm of its gradient). In bfloat16 the weights stay float32."""
+    """One optimizer step; (loss, norm of its gradient)."""
     tokens = sum(t.action_tokens for t in batch)
     total = 0.0
     optimizer.zero_grad()
-    for micro in _micro_batches(batch, config.trainer.token_budget, share_rows, model.device):
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=config.model.dtype == "bfloat16"):
-            logprobs, _ = policy.action_logprobs(model, micro)
+    for _, logprobs in _logprobs(model, batch, config, share_rows):
         loss = -logprobs.sum() / tokens
         loss.backward()
         total += loss.item()
@@ -143,20 +141,22 @@ def _step(model, optimizer, batch: list[Trajectory], rate: float, config: Config
 
 
 @torch.no_grad()
-def held_out_loss(
-    model, traces: Sequence[Trajectory], token_budget: int, share_rows: bool = True
-) -> tuple[float, float]:
+def held_out_loss(model, traces: Sequence[Trajectory], config: Config, share_rows: bool = True) -> tuple[float, float]:
     """(mean of -log p over the action tokens, nats; mean over traces of exp(Σ log p), which is P(trace))."""
     sums: list[float] = []
-    for micro in _micro_batches(traces, token_budget, share_rows, model.device):
-        logprobs, _ = policy.action_logprobs(model, micro)
+    for micro, logprobs in _logprobs(model, traces, config, share_rows):
         sums += [part.double().sum().item() for part in logprobs.split(micro.counts)]
     return -sum(sums) / sum(t.action_tokens for t in traces), float(np.mean(np.exp(sums)))
 
 
-def _micro_batches(traces: Sequence[Trajectory], token_budget: int, share_rows: bool, device: torch.device):
-    for rows in plan([len(t.tokens) for t in traces], token_budget, share_rows=share_rows)[0]:
-        yield pack(rows, traces).to(device)
+def _logprobs(model, traces: Sequence[Trajectory], config: Config, share_rows: bool):
+    """Micro-batches and the log-probs of their action tokens. In bfloat16 the weights stay float32."""
+    half = torch.autocast(model.device.type, torch.bfloat16, enabled=config.model.dtype == "bfloat16")
+    for rows in plan([len(t.tokens) for t in traces], config.trainer.token_budget, share_rows=share_rows)[0]:
+        micro = pack(rows, traces).to(model.device)
+        with half:
+            logprobs, _ = policy.action_logprobs(model, micro)
+        yield micro, logprobs
 
 
 def _sentence(line: dict, steps: int) -> str:

@@ -72,7 +72,7 @@ def test_it_stops_once_a_held_out_trace_has_the_asked_probability(prepared):
     assert manifest.version == 0
     held = trajectory_file.read(prepared.folder / "traces.bin")[-12:]
     model = policy.load(folder)
-    chance = held_out_loss(model, held, 2048)[1]
+    chance = held_out_loss(model, held, prepared)[1]
     assert 0.5 <= chance < 0.98
     expected = []
     for t in held:

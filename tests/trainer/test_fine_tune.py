@@ -144,7 +144,7 @@ def test_without_a_target_it_goes_its_whole_way_and_with_one_it_must_reach_it(tm
     aimed = config.model_copy(update={"cold_start": config.cold_start.model_copy(update={"target": 0.5})})
     with pytest.raises(ColdStartFailed, match=r"after 7 steps .* below cold_start\.target = 0\.5"):
         fine_tune(model, traces, aimed)
-    chance = held_out_loss(model, split(traces, 0.1)[1], 2048)[1]
+    chance = held_out_loss(model, split(traces, 0.1)[1], config)[1]
     reached = config.cold_start.model_copy(update={"target": chance / 2})
     fine_tune(policy.load(config.model_path), traces, config.model_copy(update={"cold_start": reached}))
     assert len(jsonl.read(config.folder / "cold_start.jsonl")) == 5, "the first look finds it"
@@ -155,6 +155,10 @@ def test_in_bfloat16_the_weights_stay_float32_and_learn(tmp_path):
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
     model = policy.load(config.model_path)
     fine_tune(model, traces_of(prompts=20), config)
+    computed = set()
+    model.model.layers[0].mlp.register_forward_hook(lambda _module, _given, found: computed.add(found.dtype))
+    held_out_loss(model, traces_of(prompts=2), config)
+    assert computed == {torch.bfloat16}, "what checks the training needs no more memory than it"
     losses = [line["loss"] for line in jsonl.read(config.folder / "cold_start.jsonl")]
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
