@@ -106,8 +106,10 @@ def validate(run_toml, overrides, as_json):
     """Check a run's settings; nothing is started."""
     from pipeline.config_file import load
     from pipeline.config_rules import unwise
+    from pipeline.environment_rules import check_environment
 
     config = load(run_toml, overrides)
+    check_environment(config.environment)
     warnings = list(unwise(config))
     if as_json:
         click.echo(json.dumps({"digest": config.digest, "folder": str(config.folder), "warnings": warnings}))

@@ -69,7 +69,7 @@ class Environment(Section):
     tool_timeout_s: float = Field(5, gt=0)
     tool_memory_mb: int = Field(256, gt=0)
     tool_output_bytes: int = Field(2048, gt=0)
-    tool_concurrency: int = Field(2, gt=0)
+    tool_concurrency: int = Field(2, gt=0, description="calls of the tool at once in one worker, and verdicts beside")
     tool_preload: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")]] = Field(
         [], description="modules outside the standard library that the Python tool's code may import, such as sympy"
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from advantage import BY_GROUP
 from pipeline.algorithm_rules import impossible_algorithm, reads_values, unwise_algorithm
+from pipeline.environment_rules import BUILT_IN, WITH_TOOL, impossible_environment, judges_mathematics
 from pipeline.ledger_settings import Settings
 
 if TYPE_CHECKING:
@@ -27,23 +28,7 @@ def impossible(config: "Config") -> Iterator[str]:
     buffers, engines, trainer = config.buffers, config.engines, config.trainer
     yield from impossible_algorithm(config)
     yield from _impossible_buffers(config)
-    if config.environment.episode_timeout_s > buffers.max_age_s:
-        yield (
-            f"environment.episode_timeout_s = {config.environment.episode_timeout_s:g} is above buffers.max_age_s = "
-            f"{buffers.max_age_s:g}, after which the ledger gives the entry to another worker; raise max_age_s"
-        )
-    environment = config.environment
-    if ":" not in environment.name and environment.tool_timeout_s >= environment.step_timeout_s:
-        yield (
-            f"environment.tool_timeout_s = {environment.tool_timeout_s:g} is not below step_timeout_s = "
-            f"{environment.step_timeout_s:g}: a tool call that uses its time would fail the episode; raise the latter"
-        )
-    tries = environment.options.get("tries", 1)
-    if environment.name == "reasoning_gym" and isinstance(tries, int) and tries > environment.max_turns:
-        yield (
-            f"environment.options.tries = {tries} is above environment.max_turns = {environment.max_turns}, after "
-            "which an episode ends; raise the latter"
-        )
+    yield from impossible_environment(config)
     yield from _impossible_model_or_data(config)
     yield from _impossible_teacher(config)
     if config.rollout.concurrency < (launch := config.ledger_settings["group_launch"]):
@@ -218,10 +203,14 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
     ("loss.reference loss.reference_decay", lambda c: c.loss.kl == 0, "loss.kl is 0"),
     ("loss.reference_decay", lambda c: c.loss.reference == "initial", 'loss.reference is "initial", which stays'),
     (
-        "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "
-        "environment.tool_concurrency environment.tool_preload",
-        lambda c: c.environment.name in ("reasoning_gym", "single_turn"),
+        "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes environment.tool_preload",
+        lambda c: c.environment.name in BUILT_IN.keys() - WITH_TOOL,
         "this environment has no tool",
+    ),
+    (
+        "environment.tool_concurrency environment.allow_unconfined",
+        lambda c: c.environment.name == "single_turn" and not judges_mathematics(c.environment),
+        "this environment has no tool, and compares answers without a process of its own",
     ),
     (
         "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "

@@ -63,6 +63,12 @@ def test_validate_names_an_unknown_key_and_exits_with_2(headrace):
     assert "Traceback" not in err
 
 
+def test_validate_names_an_environment_whose_file_is_missing(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    code, _, err = headrace("validate", "mine.toml", "environment.name=mine.py:Mine")
+    assert code == 2 and "no file mine.py in " in err
+
+
 def test_validate_warns_of_more_prompts_than_evidence_can_follow(headrace):
     headrace("init", "mine", "--recipe", "demo")
     code, out, _ = headrace("validate", "mine.toml", "data.size=9000")

@@ -9,6 +9,7 @@ import pytest
 from pipeline.config import Config
 from pipeline.config_file import load, to_toml
 from pipeline.config_rules import unwise
+from pipeline.environment_rules import check_environment
 from pipeline.errors import ConfigError
 
 SMALL = """
@@ -117,7 +118,12 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
         (["advantage.evidence=receipt", "buffers.group_size=4"], "follows one trajectory a prompt, and buffers.group_"),
         (["advantage.overlong_buffer=2048"], "penalises trajectories of every length up to rollout.context_length"),
         (["environment.episode_timeout_s=700"], "is above buffers.max_age_s = 600"),
-        (["environment.tool_timeout_s=60"], "a tool call that uses its time would fail the episode"),
+        (["environment.tool_timeout_s=60"], "is not below step_timeout_s = 60, which a step's calls share"),
+        (
+            ["environment.name=singel_turn"],
+            "environment.name = 'singel_turn' is not known; did you mean 'single_turn'? expected 'math_tool', ",
+        ),
+        (["environment.name=chess"], "environment.name = 'chess' is not known; expected 'math_tool', 'math_tir', "),
         (["environment.tool_preload=['os; x']"], "string should match pattern"),
         (
             ["environment.name=reasoning_gym", "data.path=p.jsonl", "data.tasks={}"],
@@ -168,6 +174,7 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
             ["environment.name=single_turn", "environment.tool_preload=['sympy']"],
             "because this environment has no tool",
         ),
+        (["environment.name=single_turn", "environment.tool_concurrency=4"], "compares answers without a process"),
         (["redis.url=redis://elsewhere", "redis.port=7000"], "because redis.url names a server that runs already"),
         (["engines.urls=['http://elsewhere']", "engines.count=2", "engines.tp=4"], "engines.tp = 4 does nothing"),
         (["buffers.filter_metric=acc"], "buffers.filter_metric = 'acc' does nothing, because a group of one is never"),
@@ -263,6 +270,29 @@ def test_ordinary_settings_are_not_warned_of(toml):
     assert list(unwise(load(toml, ["loss.aggregation=sequence", "advantage.normalization=trajectory"]))) == []
     assert list(unwise(load(toml, ["loss.aggregation=constant"]))) == []
     assert list(unwise(load(toml, ["cold_start.warm_up=400", "cold_start.epochs=9"]))) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["environment.name=reasoning_gym", "environment.tool_concurrency=16", "environment.step_timeout_s=4"],
+        ["environment.name=single_turn", "environment.options={verify = 'math'}", "environment.tool_concurrency=16"],
+    ],
+)
+def test_verdicts_at_once_are_set_where_there_is_no_tool_and_a_tools_time_binds_nobody(toml, overrides):
+    load(toml, overrides)
+
+
+def test_an_environment_that_this_machine_cannot_open_is_refused_before_anything_starts(toml, tmp_path, monkeypatch):
+    own = f"{tmp_path}/mine.py:Mine"
+    with pytest.raises(ConfigError, match=f"no file {tmp_path}/mine.py in "):
+        check_environment(load(toml, [f"environment.name={own}"]).environment)
+    (tmp_path / "mine.py").touch()
+    check_environment(load(toml, [f"environment.name={own}"]).environment)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"math_tir judges with math_verify: pip install 'headrace\[math\]'"):
+        check_environment(load(toml, ["environment.name=math_tir"]).environment)
+    check_environment(load(toml, ["environment.name=single_turn"]).environment)
 
 
 def test_overrides_are_toml_values_or_bare_words(toml):

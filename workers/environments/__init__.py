@@ -32,14 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import config
+from pipeline.environment_rules import BUILT_IN, FORMS
 from pipeline.errors import ConfigError
-
-BUILT_IN = {
-    "math_tool": "workers.environments.math_tool:MathTool",
-    "math_tir": "workers.environments.math_tir:MathTir",
-    "reasoning_gym": "workers.environments.reasoning_gym:ReasoningGym",
-    "single_turn": "workers.environments.single_turn:SingleTurn",
-}
 
 
 @dataclass(frozen=True)
@@ -112,8 +106,7 @@ def load(name: str) -> type[Environment]:
     place = f"environment.name = {name!r}"
     source, separator, attribute = BUILT_IN.get(name, name).rpartition(":")
     if not separator or not source or not attribute:
-        known = ", ".join(map(repr, BUILT_IN))
-        raise ConfigError(f'{place}: expected {known}, "path/to/file.py:Class" or "module:Class"')
+        raise ConfigError(f"{place}: expected {FORMS}")
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except FileNotFoundError:
