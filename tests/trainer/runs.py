@@ -1,6 +1,7 @@
 """A run is trained, killed, and looked at afterwards. A kill is an exception that nothing handles."""
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -8,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from pipeline import ports, weights
+from pipeline.redis_server import RedisFailed, patient
 from tests.trainer import stuck_disk
 from trainer.loop import Trainer
 from trainer.ranks import joined
@@ -34,6 +38,36 @@ def train(config, client, stop=lambda: False, kind=Trainer):
         trainer = kind(config, client, ranks, stop)
         trainer.run()
         return trainer
+
+
+def trainer_that_loses(producer, since, at):
+    """A kind of Trainer whose Redis, when update `at` is waited for, is once as it was before update `since`. `lost`
+    tells when that was."""
+    client, ours = producer.client, f"hr:{{{producer.config.run.name}}}*"
+
+    class Loses(Trainer):
+        snapshot, lost = None, []
+
+        def _next_batch(self):
+            with producer.quiet:
+                keys = [key for key in client.scan_iter(ours) if b":process" not in key]
+                if self.version == since and not self.snapshot:
+                    self.snapshot = {key: client.dump(key) for key in keys}
+                if self.version == at and not self.lost:
+                    self.lost.append(self.version)
+                    client.delete(*keys)
+                    for key, value in self.snapshot.items():
+                        client.restore(key, 0, value)
+            return super()._next_batch()
+
+    return Loses
+
+
+def give_up_on_redis(config, client, kind, module):
+    """Train until the trainer, whose `module` waits for Redis, has waited long enough."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RedisFailed):
+        patch.setattr(module, "patient", functools.partial(patient, away_s=0.2))
+        train(config, client, kind=kind)
 
 
 def recorded(config):

@@ -1,6 +1,5 @@
 """The training loop with a Redis that loses writes, goes away, or is full."""
 
-import functools
 import threading
 import time
 
@@ -8,35 +7,19 @@ import pytest
 import redis
 
 from pipeline import weights
-from pipeline.redis_server import RedisFailed, RedisServer, connect, patient
+from pipeline.redis_server import RedisServer, connect
 from tests.trainer.ledger import Producer, make_run
-from tests.trainer.runs import comparable, last_weights, recorded, train
+from tests.trainer.runs import comparable, give_up_on_redis, last_weights, recorded, train, trainer_that_loses
 from trainer import checkpoint, loop, record
 from trainer.loop import Trainer
 
 
 def test_a_ledger_that_lost_its_last_writes_goes_on_from_the_trainer(client, run, tmp_path):
-    class Loses(Trainer):
-        snapshot = None
-
-        def _next_batch(self):
-            with producer.quiet:
-                ours = [key for key in client.scan_iter(f"hr:{{{run}}}*") if b":process" not in key]
-                if self.version == 2 and not self.snapshot:
-                    self.snapshot = {key: client.dump(key) for key in ours}
-                if self.version == 3 and not lost:
-                    lost.append(self.version)
-                    client.delete(*ours)
-                    for key, value in self.snapshot.items():
-                        client.restore(key, 0, value)
-            return super()._next_batch()
-
-    lost = []
     config = make_run(tmp_path, run)
-    producer = Producer(client, config)
-    with producer:
-        trainer = train(config, client, kind=Loses)
-    assert lost == [3]
+    with Producer(client, config) as producer:
+        kind = trainer_that_loses(producer, since=2, at=3)
+        trainer = train(config, client, kind=kind)
+    assert kind.lost == [3]
     assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
     assert sorted(p.name for p in (config.folder / "checkpoints").iterdir()) == ["3", "4"]
     found = producer.ledger.versions()
@@ -105,17 +88,16 @@ def test_a_redis_that_is_away_for_a_moment_is_waited_for(run, tmp_path, uninterr
     assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
 
 
-def test_a_redis_that_stays_away_costs_no_update(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "patient", functools.partial(patient, away_s=0.2))
+def test_a_redis_that_stays_away_costs_no_update(run, tmp_path):
     RedisGoes.server = RedisServer.start(tmp_path / "redis")
     RedisGoes.then = lambda self: None
     config = make_run(tmp_path, run, checkpoint_every=100)
-    with impatient(RedisGoes.server.url) as client, Producer(client, config), pytest.raises(RedisFailed):
-        train(config, client, kind=RedisGoes)
+    with impatient(RedisGoes.server.url) as client, Producer(client, config):
+        give_up_on_redis(config, client, RedisGoes, loop)
     assert checkpoint.newest(config.folder / "checkpoints").name == "2"
 
 
-def test_a_redis_that_goes_while_an_update_is_made_costs_no_update(run, tmp_path, uninterrupted, monkeypatch):
+def test_a_redis_that_goes_while_an_update_is_made_costs_no_update(run, tmp_path, uninterrupted):
     class GoesMeanwhile(Trainer):
         def _start(self):
             super()._start()
@@ -129,9 +111,7 @@ def test_a_redis_that_goes_while_an_update_is_made_costs_no_update(run, tmp_path
     server = RedisServer.start(tmp_path / "redis")
     config = make_run(tmp_path, run, checkpoint_every=100)
     with impatient(server.url) as client, Producer(client, config):
-        with monkeypatch.context() as patch, pytest.raises(RedisFailed):
-            patch.setattr(record, "patient", functools.partial(patient, away_s=0.2))
-            train(config, client, kind=GoesMeanwhile)
+        give_up_on_redis(config, client, GoesMeanwhile, record)
         assert checkpoint.newest(config.folder / "checkpoints").name == "3"
         server = RedisServer.start(server.folder)
         train(config, client)

@@ -1,7 +1,5 @@
 """SPO's evidence, against one that is computed slowly: from the archived batches and the published weights."""
 
-import functools
-
 import numpy as np
 import pytest
 import redis
@@ -11,10 +9,19 @@ from transformers import AutoModelForCausalLM
 from advantage.retention import retention
 from pipeline import events, keys, trajectory_file
 from pipeline.config import Trainer as Settings
-from pipeline.redis_server import RedisFailed, RedisServer, patient
+from pipeline.redis_server import RedisServer
 from tests.trainer import gradients
 from tests.trainer.ledger import Producer, make_run, trajectory
-from tests.trainer.runs import Killed, comparable, ended, recorded, started, train
+from tests.trainer.runs import (
+    Killed,
+    comparable,
+    ended,
+    give_up_on_redis,
+    recorded,
+    started,
+    train,
+    trainer_that_loses,
+)
 from trainer import checkpoint, loop
 from trainer.loop import Trainer
 from trainer.ranks import joined
@@ -127,30 +134,15 @@ def test_a_killed_trainer_measures_the_same_again_and_credits_it_once(client, ru
 
 
 def test_a_ledger_that_lost_credits_gets_them_again(client, run, tmp_path):
-    class Loses(Trainer):
-        snapshot = None
-
-        def _next_batch(self):
-            with producer.quiet:
-                ours = [key for key in client.scan_iter(f"hr:{{{run}}}*") if b":process" not in key]
-                if self.version == 3 and not self.snapshot:
-                    self.snapshot = {key: client.dump(key) for key in ours}
-                if self.version == 5 and not lost:
-                    lost.append(self.version)
-                    client.delete(*ours)
-                    for key, value in self.snapshot.items():
-                        client.restore(key, 0, value)
-            return super()._next_batch()
-
-    lost = []
     config = make_run(tmp_path, run, **SETTINGS)
     with Producer(client, config) as producer:
-        train(config, client, kind=Loses)
-    assert lost == [5]
+        kind = trainer_that_loses(producer, since=3, at=5)
+        train(config, client, kind=kind)
+    assert kind.lost == [5]
     holds(config, client)
 
 
-def test_a_credit_that_redis_did_not_take_is_in_the_checkpoint(run, tmp_path, monkeypatch):
+def test_a_credit_that_redis_did_not_take_is_in_the_checkpoint(run, tmp_path):
     class Stops(Trainer):
         def _credit(self):
             if self.version == 4:
@@ -160,9 +152,7 @@ def test_a_credit_that_redis_did_not_take_is_in_the_checkpoint(run, tmp_path, mo
     server = RedisServer.start(tmp_path / "redis")
     config = make_run(tmp_path, run, **SETTINGS)
     with redis.Redis.from_url(server.url, retry=None) as client, Producer(client, config):
-        with monkeypatch.context() as patch, pytest.raises(RedisFailed):
-            patch.setattr(loop, "patient", functools.partial(patient, away_s=0.2))
-            train(config, client, kind=Stops)
+        give_up_on_redis(config, client, Stops, loop)
         assert checkpoint.newest(config.folder / "checkpoints").name == "4"
         server = RedisServer.start(server.folder)
         train(config, client)
