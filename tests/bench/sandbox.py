@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tests.bench.result import ROUNDS, Result
 from tests.bench.server import Server
-from workers.sandbox import Limits, PythonSandbox, bubblewrap
-from workers.sandbox.connection import ForkServer
+from workers.sandbox import Limits, PythonSandbox, bubblewrap, launch
 
 LIMITS = Limits(seconds=10.0, memory_mb=256, output_bytes=4096)
 SESSIONS, CALLS = 30, 3
@@ -33,7 +32,7 @@ async def _measure() -> list[Result]:
         for name, (code, most), modules in (("trivial call", TRIVIAL, []), ("call with sympy", SYMPY, ["sympy"])):
             sandbox = PythonSandbox(LIMITS, concurrency=1, preload=modules)
             if within:
-                sandbox._server = await ForkServer.launch(LIMITS, modules, within)
+                sandbox._server = await launch.launch(LIMITS, modules, within)
             async with sandbox:
                 results += await _rounds(f"{name}, {sandbox.confinement}", sandbox, code, most)
     return results

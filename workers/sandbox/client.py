@@ -7,7 +7,8 @@ import logging
 import os
 from collections.abc import Sequence
 
-from workers.sandbox.connection import ForkServer, SandboxUnavailable, ServerDied, ToolResult
+from workers.sandbox import launch
+from workers.sandbox.connection import Connection, SandboxUnavailable, ServerDied, ToolResult
 from workers.sandbox.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class PythonSandbox:
         self.places = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()
-        self._server: ForkServer | None = None
+        self._server: Connection | None = None
         self._deaths = 0  # since the last answer
         self._closed = False
 
@@ -67,7 +68,7 @@ class PythonSandbox:
                 await self._server.close()
                 self._server = None
 
-    async def server(self) -> ForkServer:
+    async def server(self) -> Connection:
         """The living fork server. Raises SandboxUnavailable when it keeps dying."""
         async with self._starting:
             if self._closed:
@@ -81,7 +82,7 @@ class PythonSandbox:
                 self._server = None
             while self._deaths < DEATHS_IN_A_ROW:
                 try:
-                    self._server = await ForkServer.start(self.limits, self.preload, self.allow_unconfined)
+                    self._server = await launch.start(self.limits, self.preload, self.allow_unconfined)
                     return self._server
                 except (ServerDied, OSError) as error:  # a TimeoutError is an OSError
                     log.warning("the sandbox's fork server did not start: %s", error)
@@ -111,7 +112,7 @@ class Session:
         self._sandbox, self._number = sandbox, number
         self._turn = asyncio.Lock()
         self._closed = self._interrupted = False
-        self._server: ForkServer | None = None  # the one that has this session's variables
+        self._server: Connection | None = None  # the one that has this session's variables
 
     async def __aenter__(self) -> "Session":
         return self

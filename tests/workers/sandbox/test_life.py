@@ -80,6 +80,16 @@ def test_sixty_four_episodes_share_the_places_and_each_gets_its_own_answer():
     asyncio.run(scenario())
 
 
+def test_what_confines_the_tool_is_in_the_log(caplog):
+    async def scenario():
+        async with PythonSandbox(PATIENT) as sandbox:
+            return sandbox.confinement
+
+    with caplog.at_level("INFO"):
+        confinement = asyncio.run(scenario())
+    assert confinement and f"the Python tool is confined by {confinement}" in caplog.messages
+
+
 def test_seen_from_outside_a_child_has_no_privilege_and_every_filter():
     async def scenario():
         before = children(os.getpid())

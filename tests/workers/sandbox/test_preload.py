@@ -10,7 +10,7 @@ import redis
 import sympy
 
 from tests.workers.sandbox.conftest import sandbox_of
-from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable, connection, preload
+from workers.sandbox import Limits, PythonSandbox, SandboxUnavailable, launch, preload
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_no_other_package_can_be_imported(run, module):
 
 
 def test_no_other_package_can_be_read_wherever_the_interpreter_keeps_them(run):
-    for path in (redis.__file__, pip.__file__, connection.__file__):
+    for path in (redis.__file__, pip.__file__, launch.__file__):
         assert run(f"open({path!r})").output.startswith("PermissionError"), path
     assert run(f"open({sympy.__file__!r}).close()\nprint('read')").output == "read\n"
 
@@ -103,9 +103,9 @@ def test_a_module_that_cannot_be_preloaded_is_named_before_the_first_call(tmp_pa
         async with PythonSandbox(Limits(30.0, 256, 4096), preload=["asked_for"]):
             pass
 
-    settings = connection.environment()
+    settings = launch.environment()
     settings["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    monkeypatch.setattr("workers.sandbox.connection.environment", lambda: settings)
+    monkeypatch.setattr("workers.sandbox.launch.environment", lambda: settings)
     with pytest.raises(SandboxUnavailable, match=r"environment\.tool_preload: " + message) as error:
         asyncio.run(start())
     assert error.value.code == "PRELOAD"
