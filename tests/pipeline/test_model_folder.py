@@ -1,5 +1,10 @@
-"""model.gguf: which file it means, and what is said when it is not there. Folders: test_launch.py."""
+"""model.gguf: which file it means, and what is said when it is not there. Models of more than text, and what to do.
 
+Broken folders: test_launch.py.
+"""
+
+import json
+import shutil
 import sys
 
 import pytest
@@ -7,7 +12,7 @@ import pytest
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.launch import check
-from pipeline.model_folder import gguf_file
+from pipeline.model_folder import check_model_folder, check_text_model, gguf_file
 
 
 @pytest.fixture
@@ -62,3 +67,35 @@ def test_a_wrong_file_or_problems_that_cannot_be_used_are_found_before_anything_
         check(config("none.gguf"), None)
     with pytest.raises(ConfigError, match=r"train\.jsonl: no row can be used; line 1: expected an \"answer\""):
         check(config("tiny_llama:tiny.gguf"), None)
+
+
+@pytest.fixture
+def images_and_text(tiny_model, tmp_path):
+    """A Qwen3.5 with the tiny model's tokenizer: it reads images as well."""
+    from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    shape = {"hidden_size": 32, "intermediate_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    linear = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "layer_types": ["linear_attention"]}
+    text = {**shape, **heads, **linear, "num_hidden_layers": 1, "vocab_size": 384, "max_position_embeddings": 4096}
+    images = {**shape, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+    model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=images))
+    model.save_pretrained(tmp_path / "whole")
+    for path in tiny_model.glob("*token*.json"):
+        shutil.copy(path, tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+def test_a_model_of_more_than_text_is_refused_and_what_is_said_makes_its_text_model(
+    images_and_text, tmp_path, monkeypatch
+):
+    check_model_folder(images_and_text, 4096)
+    with pytest.raises(ConfigError, match="takes at most 4096 tokens"):
+        check_model_folder(images_and_text, 4097)
+    with pytest.raises(ConfigError, match="Qwen3_5ForConditionalGeneration is more than a text model") as refused:
+        check_text_model(images_and_text)
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(line.strip() for line in str(refused.value).splitlines()[1:]))
+    check_model_folder(tmp_path / "TEXT", 4096)
+    check_text_model(tmp_path / "TEXT")
+    assert json.loads((tmp_path / "TEXT" / "config.json").read_text())["architectures"] == ["Qwen3_5ForCausalLM"]
