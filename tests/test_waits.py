@@ -90,7 +90,7 @@ WAITS = {
         "environment.step_timeout_s",
         "pipeline/ledger_view.py: most urgent: prompt",
     ),
-    "workers/sandbox/connection.py ForkServer.close": ("SIGKILL", SHORT),
+    "workers/sandbox/connection.py Connection.close": ("SIGKILL", SHORT),
     "workers/sandbox/server.py ForkServer.serve": ("the worker's end", BELL),
     "workers/traces.py main": ("MODEL_S", ALONE),
     "workers/traces.py play_all": ("PAUSES_S", ALONE),
