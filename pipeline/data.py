@@ -139,10 +139,11 @@ def _read(data: Data, excluded: set[str], section: str, needs_answer: bool) -> l
     if not asked:
         found = _first(unusable) if unusable else "it is empty"
         raise ConfigError(f"{name}: no row can be used; {found}")
+    read = f"the first {count} rows" if len(problems) == data.size else f"{count} rows"  # no more were asked for
     if unusable:
-        log.warning("%s: %d of %d rows cannot be used; %s", name, len(unusable), count, _first(unusable))
+        log.warning("%s: %d of %s cannot be used; %s", name, len(unusable), read, _first(unusable))
     if repeated:
-        log.warning("%s: %d of %d rows are duplicates; %s", name, len(repeated), count, _first(repeated))
+        log.warning("%s: %d of %s are duplicates; %s", name, len(repeated), read, _first(repeated))
     if not problems:
         raise ConfigError(f"{name}: no problem is left; every question is in the evaluation")
     return problems

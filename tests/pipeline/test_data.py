@@ -122,6 +122,9 @@ def test_reading_ends_when_there_is_enough(tmp_path, caplog):
     path.write_text("\n".join(['{"question": "a", "answer": 1}', '{"question": "b", "answer": 1}', "broken"]))
     assert len(training_problems(config({"path": path, "size": 2}))) == 2
     assert caplog.text == ""
+    path.write_text("\n".join(["{", '{"question": "b", "answer": 1}', "broken"]))
+    assert len(training_problems(config({"path": path, "size": 1}))) == 1
+    assert "1 of the first 2 rows cannot be used; line 1" in caplog.text
 
 
 def test_tasks_without_reasoning_gym_say_what_to_install(monkeypatch):
