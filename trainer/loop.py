@@ -60,16 +60,17 @@ class Trainer:
         self._start()
         with self.writer, Prefetch(self.ledger, self.updater.prepare) as self.prefetch:
             goes_on = self._join()
-            while goes_on and self.version < self.config.run.total_steps:
+            while goes_on:
                 try:
-                    goes_on = self._advance()
+                    goes_on = self.version < self.config.run.total_steps and self._advance()
+                    if not goes_on:
+                        self._save(wait=True)
                 except (RolledBack, UnknownRun):  # Redis lost writes, or all of them; what this trainer has is newer
                     self._save(wait=True, tell=False)
                     goes_on = self._join()
                 except RedisFailed:  # away for too long, or while this trainer was asked to stop
                     self._save(wait=True, tell=False)
                     raise
-            self._save(wait=True)
         self._on_first(self.progress.done)
 
     # -- start and resume ---------------------------------------------------------------------------------------------

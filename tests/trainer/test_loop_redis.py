@@ -27,6 +27,19 @@ def test_a_ledger_that_lost_its_last_writes_goes_on_from_the_trainer(client, run
     assert weights.verify_files(config.folder / found[4].path).version == 4
 
 
+def test_a_ledger_that_lost_writes_when_the_trainer_was_asked_to_stop_is_no_failure(
+    client, run, tmp_path, uninterrupted
+):
+    config = make_run(tmp_path, run, checkpoint_every=100)
+    with Producer(client, config) as producer:
+        kind = trainer_that_loses(producer, since=2, at=3)
+        train(config, client, stop=lambda: bool(kind.lost), kind=kind)
+        assert kind.lost == [3]
+        assert checkpoint.newest(config.folder / "checkpoints").name == "3"
+        train(config, client)
+    assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
+
+
 def test_a_redis_that_was_emptied_goes_on_from_the_trainer(client, run, tmp_path):
     class Emptied(Trainer):
         def _next_batch(self):
