@@ -1,7 +1,9 @@
 """What can be known of [environment] before one is opened, which only workers do. Part of config_rules.py.
 
-impossible_environment ─▶ refused, wherever the settings are read: a name that is none, a call longer than its step
-check_environment ──────▶ refused where a run begins: what this machine lacks
+    impossible_environment ─▶ refused, wherever the settings are read: a name that is none, a call longer than its step
+    check_environment ──────▶ refused where a run begins: what this machine lacks
+
+Where the built-in ones are is here too, for the names that there are.
 """
 
 import difflib

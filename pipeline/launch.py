@@ -27,7 +27,6 @@ from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role
 from pipeline.display import Display, Snapshots
 from pipeline.engine_processes import EngineProcess, engine_processes, wait_until_up
-from pipeline.environment_rules import check_environment
 from pipeline.errors import HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
 from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
@@ -74,7 +73,6 @@ def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
 
 def check(config: Config, redis_url: str | None) -> list[EngineProcess]:
     """Find out in a second what would fail after minutes; returns the engines to start. Raises HeadraceError."""
-    check_environment(config.environment)
     version_0.check(config)
     if config.advantage.values is not None and first_values.missing(config):
         first_values.source(config)

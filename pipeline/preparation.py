@@ -18,6 +18,7 @@ import click
 from pipeline import first_values, programs, version_0
 from pipeline.config import Config
 from pipeline.engine_processes import engine_processes, wait_until_up
+from pipeline.environment_rules import check_environment
 from pipeline.errors import ConfigError
 from pipeline.run_folder import locked, open_folder
 from pipeline.supervisor import Process, Program, Supervisor
@@ -40,6 +41,7 @@ def values(config: Config, engine_urls: Sequence[str] = ()) -> dict[str, Any]:
     """
     if not config.advantage.offline_rollouts:
         raise ConfigError("advantage.offline_rollouts = 0: this run has no first values to play")
+    check_environment(config.environment)
     with _alone(config) as supervisor:
         play(config, supervisor, lambda: list(engine_urls) or config.engines.urls or _start_engines(config, supervisor))
     return first_values.summary(config)

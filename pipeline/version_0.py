@@ -18,6 +18,7 @@ from pipeline import jsonl, programs, traces_of, weights
 from pipeline.config import Config
 from pipeline.data import check_files
 from pipeline.engine_processes import answers, engine_processes, wait_until_up
+from pipeline.environment_rules import check_environment
 from pipeline.errors import ConfigError
 from pipeline.model_folder import check_model_folder, check_one_tokenizer, check_text_model, gguf_file
 from pipeline.supervisor import Supervisor
@@ -34,6 +35,7 @@ def check(config: Config) -> None:
     if config.model.gguf is not None:
         gguf_file(config.model.gguf)
     check_files(config)
+    check_environment(config.environment)
     if config.cold_start is None or weights.published(config.folder / "weights"):
         return
     traces_of.check(config)

@@ -97,6 +97,13 @@ def test_a_data_set_of_the_hub_is_fetched_before_a_process_starts_that_may_not(m
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("command", ["up", "cold-start", "values"])
+def test_a_missing_file_of_an_environment_is_one_clear_message(command):
+    code, err = failed(command, "small.toml", "environment.name=mine.py:Mine", "advantage.offline_rollouts=2")
+    assert code == 2 and "environment.name = 'mine.py:Mine': no file mine.py in " in err
+    assert not Path("runs").exists()
+
+
 def test_a_missing_teacher_is_named_as_the_teacher():
     code, err = failed("cold-start", "small.toml", "cold_start.teacher=big")
     assert code == 2 and "cold_start.teacher = big: no such folder" in err
