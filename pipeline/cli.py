@@ -216,12 +216,14 @@ def values(run_toml, overrides, engine_urls, as_json):
 
 
 @cli.command()
+@click.argument("run_toml", type=RUN_TOML, required=False)
 @json_option
-def doctor(as_json):
-    """What this machine lacks for a run, with a fix for each finding."""
+def doctor(run_toml, as_json):
+    """What this machine lacks for a run, with a fix for each finding; RUN_TOML says for which."""
+    from pipeline.config_file import load
     from pipeline.doctor import examine
 
-    findings = examine()
+    findings = examine(run_toml and load(run_toml))
     if as_json:
         click.echo(json.dumps(findings))
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import programs
+from pipeline.config import Config
 from pipeline.engine_processes import sglang_python
 from pipeline.errors import HeadraceError
 from pipeline.redis_server import connect, find_binary, find_url
@@ -20,10 +21,11 @@ from pipeline.redis_server import connect, find_binary, find_url
 DISK_GB = 5
 MEMORY_GB = 4
 SANDBOX = """
-import asyncio
+import asyncio, sys
 from workers.sandbox import Limits, PythonSandbox
 async def main():
-    async with PythonSandbox(Limits(seconds=20, memory_mb=256, output_bytes=4096)) as sandbox:
+    limits = Limits(seconds=20, memory_mb=256, output_bytes=4096)
+    async with PythonSandbox(limits, preload=sys.argv[1:]) as sandbox:
         async with sandbox.session() as python:
             result = await python.run("print(6 * 7)")
         assert result.output.strip() == "42", result
@@ -32,18 +34,29 @@ asyncio.run(main())
 """
 
 
-def examine() -> list[dict[str, Any]]:
-    """check, ok, found, fix of every finding."""
-    checks = [_python, _sglang, _redis, _sandbox, _loopback, _disk, _memory]
-    return [_finding(check) for check in checks]
+def examine(config: Config | None = None) -> list[dict[str, Any]]:
+    """check, ok, found, fix of every finding. config: of the run that is to be here; else any."""
+    python, url, preload = None, None, []
+    if config is not None:
+        python, url, preload = config.engines.python, config.redis.url, config.environment.tool_preload
+    checks = {
+        "python": _python,
+        "sglang": lambda: _sglang(python),
+        "redis": lambda: _redis(url),
+        "sandbox": lambda: _sandbox(preload),
+        "loopback": _loopback,
+        "disk": _disk,
+        "memory": _memory,
+    }
+    return [_finding(name, check) for name, check in checks.items()]
 
 
-def _finding(check: Callable[[], tuple[bool, str, str]]) -> dict[str, Any]:
+def _finding(name: str, check: Callable[[], tuple[bool, str, str]]) -> dict[str, Any]:
     try:
         ok, found, fix = check()
     except HeadraceError as error:
         ok, (found, _, fix) = False, str(error).partition("; ")
-    return {"check": check.__name__.removeprefix("_"), "ok": ok, "found": found, "fix": fix}
+    return {"check": name, "ok": ok, "found": found, "fix": fix}
 
 
 def _python() -> tuple[bool, str, str]:
@@ -51,30 +64,31 @@ def _python() -> tuple[bool, str, str]:
     return sys.version_info >= (3, 11), f"Python {version} ({sys.executable})", "install Python 3.11 or newer"
 
 
-def _sglang() -> tuple[bool, str, str]:
-    python = sglang_python(None)
+def _sglang(given: Path | None) -> tuple[bool, str, str]:
+    python = sglang_python(given)
     question = "from importlib.metadata import version; print(version('sglang'))"
     answer = subprocess.run([python, "-P", "-c", question], capture_output=True, text=True, timeout=30)
     return answer.returncode == 0, f"SGLang {answer.stdout.strip()} ({python})", "`make setup` installs it"
 
 
-def _redis() -> tuple[bool, str, str]:
-    if url := find_url():
+def _redis(given: str | None) -> tuple[bool, str, str]:
+    if url := find_url(None, given):
         with connect(url):
-            return True, f"the server of REDIS_URL = {url} answers", ""
+            return True, f"the server at {url} answers", ""
     return True, str(find_binary()), ""
 
 
-def _sandbox() -> tuple[bool, str, str]:
+def _sandbox(preload: list[str]) -> tuple[bool, str, str]:
     answer = subprocess.run(
-        [*programs.PYTHON, "-c", SANDBOX],
+        [*programs.PYTHON, "-c", SANDBOX, *preload],
         capture_output=True,
         text=True,
         timeout=60,
         env=programs.inherited(programs.environment()),
     )
     said = answer.stderr.strip().splitlines()[-1:] or [""]
-    found = f"Python ran confined by {answer.stdout.strip()}" if answer.returncode == 0 else said[0]
+    having = f", with {', '.join(preload)}" if preload else ""
+    found = f"Python ran confined by {answer.stdout.strip()}{having}" if answer.returncode == 0 else said[0]
     return (
         answer.returncode == 0,
         found,

@@ -141,3 +141,15 @@ def test_doctor_gives_a_fix_for_each_finding(headrace, monkeypatch):
     assert findings["redis"]["ok"]
     assert findings["sandbox"]["ok"], findings["sandbox"]["found"]
     assert "fix: `make setup`" in headrace("doctor")[1]
+
+
+def test_doctor_tries_what_a_runs_tool_imports(headrace):
+    headrace("init", "mine", "--recipe", "demo")
+    toml = Path("mine.toml")
+    text = toml.read_text()
+    assert "[environment]\n" in text
+    for module, ok, found in (("json", True, ", with json"), ("no_such_module", False, "No module named")):
+        toml.write_text(text.replace("[environment]\n", f'[environment]\ntool_preload = ["{module}"]\n'))
+        findings = json.loads(headrace("doctor", "mine.toml", "--json")[1])
+        (sandbox,) = [finding for finding in findings if finding["check"] == "sandbox"]
+        assert (sandbox["ok"], found in sandbox["found"]) == (ok, True), sandbox
