@@ -114,10 +114,10 @@ class Writer:
                 dcp.save(staged, checkpoint_id=draft, process_group=self._group)
                 if self._ranks.first:
                     self._finish(draft, state, previous)
-        except (CheckpointException, OSError) as error:
+        except (Exception, CheckpointException) as error:  # of disks, storage writers, and gloo where a rank is gone
             raise CheckpointError(
-                f"checkpoint {self._folder / str(version)} cannot be written ({_reason(error)}): make room for it, "
-                "then start the run again; it goes on from the checkpoint before"
+                f"checkpoint {self._folder / str(version)} cannot be written ({_reason(error)}): make room for it, or "
+                "see what ended another rank, then start the run again; it goes on from the checkpoint before"
             ) from None
         return Written(version, time.monotonic() - began)
 
@@ -173,4 +173,5 @@ def _reason(error: BaseException) -> str:
     """One line; of several ranks' errors the first."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
