@@ -3,6 +3,7 @@
 from tests.mutations.mutation import Mutation
 
 SANDBOX = "tests/workers/sandbox/test_"
+JUDGE = "tests/workers/environments/test_judge.py"
 
 MUTATIONS = [
     Mutation(
@@ -60,5 +61,26 @@ MUTATIONS = [
         ' if not entry.name.endswith("-packages")]',
         "]",
         f"{SANDBOX}preload.py::test_packages_are_no_part_of_the_standard_library_though_they_may_lie_in_its_folder",
+    ),
+    Mutation(
+        "an answer may call anything in its verifier",
+        "workers/environments/evaluated.py",
+        "isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS",
+        "True",
+        f"{JUDGE}::test_arithmetic_and_lists_are_harmless_and_nothing_else",
+    ),
+    Mutation(
+        "a verdict may be any number",
+        "workers/environments/judge.py",
+        "if 0 <= score <= 1",
+        "if score == score",
+        f"{JUDGE}::test_a_verdict_is_a_number_from_0_to_1",
+    ),
+    Mutation(
+        "the calls of a step have no end together",
+        "workers/environments/python_tool.py",
+        "asyncio.timeout_at(until)",
+        "asyncio.timeout_at(None)",
+        "tests/workers/environments/test_math_tir.py::test_a_call_that_gets_no_place_in_time_is_told_so",
     ),
 ]
