@@ -38,7 +38,8 @@ def tiny_model(tmp_path_factory) -> Path:
 def make_model(folder: Path, questions: list[str], context: int) -> Path:
     """A tiny model's folder; made in a process of its own, so that the tests of other rooms stay free of torch."""
     code = (
-        "import sys; from pathlib import Path; from pipeline.config import TinyModel; from trainer.tiny import make;"
+        "import sys; from pathlib import Path; from pipeline.config_sections import TinyModel; "
+        "from trainer.tiny import make; "
         f"make(Path(sys.argv[1]), TinyModel(), {questions!r}, seed=1, context={context})"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, env=_environment(), timeout=120)

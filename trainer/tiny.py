@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from pipeline.config import TinyModel
+from pipeline.config_sections import TinyModel
 
 END, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")  # ordinary text, but one token each

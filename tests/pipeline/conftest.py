@@ -22,7 +22,7 @@ PUBLISH = """
 import sys, torch
 from pathlib import Path
 from transformers import AutoModelForCausalLM
-from pipeline.config import TinyModel
+from pipeline.config_sections import TinyModel
 from pipeline.weights import write_manifest
 from tests.fixtures_sglang import QUESTIONS
 from trainer.tiny import make

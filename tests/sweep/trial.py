@@ -25,7 +25,8 @@ TRAINER = "trainer"
 PATIENCE_S = 60.0
 PROBE = list(range(5, 37))
 MAKE_MODEL = (
-    "import sys; from pathlib import Path; from pipeline.config import TinyModel; from trainer.tiny import make;"
+    "import sys; from pathlib import Path; from pipeline.config_sections import TinyModel; "
+    "from trainer.tiny import make; "
     "make(Path(sys.argv[1]), TinyModel(), ['reply with 12 letters'], seed=1, context=4096)"
 )
 

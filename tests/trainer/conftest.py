@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.config import TinyModel
+from pipeline.config_sections import TinyModel
 from pipeline.redis_server import connect
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, last_weights, recorded, train

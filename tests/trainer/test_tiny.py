@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.config import TinyModel
+from pipeline.config_sections import TinyModel
 from trainer import tiny
 
 QUESTIONS = ["12 + 7 - 31 = ?", "Solve 3 * 14. Give only the result.", "Größe? 你好"]
