@@ -9,6 +9,7 @@ and nobody takes that for a version.
 
 import os
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -79,8 +80,10 @@ def load_version(url: str, folder: Path, config: Config) -> None:
 
 
 def sglang_python(given: Path | None) -> Path:
-    """The interpreter that has SGLang: engines.python, else HEADRACE_SGLANG_PYTHON, else .venv-sglang/bin/python."""
-    python = given or Path(os.environ.get("HEADRACE_SGLANG_PYTHON") or ".venv-sglang/bin/python")
+    """The interpreter that has SGLang: engines.python, else HEADRACE_SGLANG_PYTHON, else .venv-sglang beside our own
+    environment, where `make setup` puts it."""
+    beside = Path(sys.prefix).parent / ".venv-sglang/bin/python"
+    python = given or Path(os.environ.get("HEADRACE_SGLANG_PYTHON") or beside)
     advice = "`make setup` installs it; if it is elsewhere, set engines.python or HEADRACE_SGLANG_PYTHON"
     if not os.access(python, os.X_OK):
         raise ConfigError(f"no SGLang: {python} is not there; {advice}")

@@ -54,6 +54,8 @@ def whole(recipe: str) -> TOMLDocument:
 def write(name: str, recipe: str, folder: Path = Path()) -> Path:
     """{folder}/{name}.toml from a recipe, with run.name set. Raises ConfigError rather than overwrite a file."""
     path = folder / f"{name}.toml"
+    if Path(name).name != name:
+        raise ConfigError(f"{name!r} is no run's name: expected letters, digits, '.', '_' and '-', and no folder")
     if recipe not in (known := recipes()):
         raise ConfigError(f"no recipe {recipe!r}; there are {', '.join(known)} (`headrace recipes` describes them)")
     document = whole(recipe)

@@ -45,6 +45,7 @@ def open_folder(config: Config, rewrite: bool = False) -> Path:
                 f"the run {config.run.name!r} exists in {config.folder} with other settings:\n"
                 + "\n".join(f"    {line}" for line in differences)
                 + "\ngive the new run another name (run.name=…), set these keys back, or delete the folder"
+                + ("" if _has_trained(config.folder) else ", in which nothing has been trained yet")
             )
     elif config.folder.exists() and any(entry.name != LOCK for entry in config.folder.iterdir()):
         raise ConfigError(f"{config.folder} exists, but is no run's folder (no run.toml); choose another run.name")
@@ -54,6 +55,11 @@ def open_folder(config: Config, rewrite: bool = False) -> Path:
         draft.write_text(to_toml(config))
         draft.rename(path)
     return path
+
+
+def _has_trained(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
 
 
 @contextlib.contextmanager

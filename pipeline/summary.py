@@ -61,6 +61,9 @@ def text(config: Config) -> str:
             f"success on held-out problems: {first['success']:.2f} ± {first['stderr']:.2f} at version "
             f"{first['version']} → {last['success']:.2f} ± {last['stderr']:.2f} at version {last['version']}"
         )
+    if config.eval.data and (not held_out or held_out[-1]["version"] < result["updates"]):
+        log = config.folder / "logs" / "coordinator.log"
+        lines.append(f"the evaluation of version {result['updates']} on held-out problems is missing; {log} says why")
     lines += [f"curves:      {result['curves']}", f"every event: {config.folder / 'events.jsonl'}", ""]
     return "\n".join(lines + _how_to_look(config, result))
 

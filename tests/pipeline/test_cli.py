@@ -98,6 +98,9 @@ def test_a_run_name_with_other_settings_is_refused_and_the_keys_are_named(headra
     assert code == 2
     assert f"optimizer.lr: {load('mine.toml').optimizer.lr} → 0.001" in err
     assert "rollout.workers" not in err, "counts of processes may change"
+    assert err.rstrip().endswith("or delete the folder, in which nothing has been trained yet")
+    Path("runs/mine/metrics.jsonl").write_text('{"version": 0}\n')
+    assert headrace("up", "mine.toml", "optimizer.lr=1e-3")[2].rstrip().endswith("or delete the folder")
 
 
 def test_a_folder_that_is_no_run_is_left_alone(headrace, sglang_stand_in):

@@ -88,3 +88,8 @@ def test_a_recipe_that_is_only_a_part_says_how_to_get_the_whole():
         ConfigError, match=r"only what differs from the recipe 'demo'; `headrace init NAME --recipe grpo`"
     ):
         load(str(recipes()["grpo"]))
+
+
+def test_a_name_with_a_folder_in_it_is_no_runs_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"'sub/mine' is no run's name: expected letters"):
+        write("sub/mine", "demo", tmp_path)
