@@ -4,6 +4,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 from dataclasses import replace
 
 import pytest
@@ -151,6 +152,8 @@ def test_a_sender_that_does_not_hear_sigterm_is_killed(config, published, redis_
     with broadcasting(config, redis_url, ALONE):
         until(lambda: started)
         started[0].send_signal(signal.SIGSTOP)
+        # of two signals that wait for it, a process would take SIGTERM first
+        until(lambda: Path(f"/proc/{started[0].pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     assert started[0].returncode == -signal.SIGKILL
 
 

@@ -79,7 +79,7 @@ def test_stop_lets_a_child_finish_within_its_grace(supervisor, tmp_path):
         print("up", flush=True)
         time.sleep(60)
     """
-    program = python(tmp_path, code)
+    program = python(tmp_path, code, grace_s=60)  # a disk that others write to may keep its last line waiting
     supervisor.start(program)
     wait_for(lambda: "up" in program.log.read_text())
     supervisor.stop(["child"])
