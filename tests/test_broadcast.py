@@ -4,8 +4,8 @@ import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
