@@ -21,6 +21,7 @@ from pipeline.ledger_types import Weights
 from pipeline.transfer import TransferFailed, ask
 from pipeline.weights import Label
 from tests.fixtures_sglang import generate, running, slow_down
+from tests.waiting import wait_for
 from trainer import broadcast, model
 from trainer.broadcast import broadcasting, ranks_of
 from trainer.publish import probe_tokens, write_weights
@@ -97,14 +98,14 @@ def test_a_publication_reaches_a_serving_engine_without_the_disk_and_is_proved(
         sent(client, config, published, engine, path)
 
     fleet = EngineFleet(ledger, [engine.url], Publication(config.folder, 60, policy="retract", transfer=by_broadcast))
-    until(lambda: fleet.follow(weights[1]))
+    wait_for(lambda: fleet.follow(weights[1]))
     slow_down(engine.url, 0.05)
     replies = []
     thread = threading.Thread(target=lambda: replies.append(generate(engine.url, [5, 6, 7], 40)))
     thread.start()
-    until(lambda: running(engine.url))
+    wait_for(lambda: running(engine.url))
     with broadcasting(config, redis_url, ALONE):
-        until(lambda: fleet.follow(weights[2]), 60)
+        wait_for(lambda: fleet.follow(weights[2]), 60)
     slow_down(engine.url, None)
     thread.join()
     monkeypatch.undo()
@@ -150,15 +151,8 @@ def test_a_sender_that_does_not_hear_sigterm_is_killed(config, published, redis_
     monkeypatch.setattr(subprocess, "Popen", Recorded)
     monkeypatch.setattr(broadcast, "END_S", 0.2)
     with broadcasting(config, redis_url, ALONE):
-        until(lambda: started)
+        wait_for(lambda: started)
         started[0].send_signal(signal.SIGSTOP)
         # of two signals that wait for it, a process would take SIGTERM first
-        until(lambda: Path(f"/proc/{started[0].pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        wait_for(lambda: Path(f"/proc/{started[0].pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     assert started[0].returncode == -signal.SIGKILL
-
-
-def until(condition, timeout_s=30):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)

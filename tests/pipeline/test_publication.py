@@ -17,6 +17,7 @@ from pipeline.engines import Engine
 from pipeline.ledger_types import Weights
 from pipeline.weights import Label, read_manifest
 from tests.fixtures_sglang import generate, running, slow_down
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.sglang
 
@@ -38,13 +39,6 @@ def slow(engine):
     slow_down(engine.url, None)
 
 
-def until(condition, timeout_s=30):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
-
-
 def interrupted(engine: Engine, ledger: Coordinator, published, policy: str) -> tuple[dict, dict[int, Weights]]:
     """The reply that ran while version 2 followed version 1, and both."""
     weights = {}
@@ -52,14 +46,14 @@ def interrupted(engine: Engine, ledger: Coordinator, published, policy: str) -> 
         path = f"weights/{version}-a"
         weights[version] = Weights(version, path, read_manifest(published / path).digest, version, 0)
     fleet = EngineFleet(ledger, [engine.url], Publication(published, 60, policy=policy))
-    until(lambda: fleet.follow(weights[1]))
+    wait_for(lambda: fleet.follow(weights[1]))
     slow_down(engine.url, SLOW_S)
     replies = []
     thread = threading.Thread(target=lambda: replies.append(generate(engine.url, PROMPT, TOKENS)))
     thread.start()
-    until(lambda: running(engine.url))
+    wait_for(lambda: running(engine.url))
     time.sleep(10 * SLOW_S)
-    until(lambda: fleet.follow(weights[2]))
+    wait_for(lambda: fleet.follow(weights[2]))
     thread.join()
     slow_down(engine.url, None)
     return replies[0], weights
