@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from pipeline.config_rules import ignored, impossible
+from pipeline.config_rules import impossible
 from pipeline.config_sections import (
     Advantage,
     Buffers,
@@ -33,6 +33,7 @@ from pipeline.config_sections import (
     Section,
     Trainer,
 )
+from pipeline.ignored_settings import ignored
 
 
 class Config(Section):

@@ -1,20 +1,18 @@
-"""What single settings cannot know: which combinations are impossible, do nothing, or help nobody.
+"""What single settings cannot know: which combinations are impossible, or help nobody.
 
-    impossible(config) ─▶ refused with the file, all at once, before anything starts
-    ignored(config) ────▶ refused too: whoever set it expects that it acts
+    impossible(config) ─▶ refused with the file, all at once, before anything starts, as is what would do nothing:
+                          ignored_settings.py
     unwise(config) ─────▶ said by `headrace validate` and `headrace up`
 
 Each problem is one sentence that names the settings and the way out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from advantage import BY_GROUP
-from pipeline.algorithm_rules import impossible_algorithm, reads_values, unwise_algorithm
-from pipeline.environment_rules import BUILT_IN, WITH_TOOL, impossible_environment, judges_mathematics
+from pipeline.algorithm_rules import impossible_algorithm, unwise_algorithm
+from pipeline.environment_rules import impossible_environment
 from pipeline.ledger_settings import Settings
 
 if TYPE_CHECKING:
@@ -134,106 +132,6 @@ def _impossible_gpus(engines: "Engines", trainer: "Trainer") -> Iterator[str]:
         yield f'engines.gpus = {engines.gpus}, but engines.device = "cpu"; set it to "cuda"'
     if trainer.gpus and len(trainer.gpus) != trainer.ranks:
         yield f"trainer.gpus lists {len(trainer.gpus)} GPUs for trainer.ranks = {trainer.ranks}"
-
-
-# settings | when nothing reads them | because …
-IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
-    (
-        "eval.every eval.n eval.temperature eval.timeout_s",
-        lambda c: c.eval.data is None,
-        "no [eval.data] says which problems are held out",
-    ),
-    ("data.seed", lambda c: c.data.path is not None, "the problems come from data.path"),
-    (
-        "eval.data.seed",
-        lambda c: c.eval.data is not None and c.eval.data.path is not None,
-        "the problems come from eval.data.path",
-    ),
-    ("redis.port", lambda c: c.redis.url is not None, "redis.url names a server that runs already"),
-    (
-        "engines.count engines.device engines.gpus engines.tp engines.port engines.python engines.args engines.threads",
-        lambda c: bool(c.engines.urls),
-        "engines.urls names servers that run already",
-    ),
-    ("buffers.filter_metric", lambda c: c.buffers.group_size == 1, "a group of one is never filtered"),
-    (
-        "buffers.max_consecutive_filtered",
-        lambda c: c.buffers.filter_metric is None,
-        "buffers.filter_metric does not say what groups are filtered by",
-    ),
-    (
-        "buffers.proactive_threshold buffers.proactive_patience_s",
-        lambda c: c.buffers.proactive is None,
-        "buffers.proactive does not say what is done with the last few",
-    ),
-    (
-        "advantage.rho",
-        lambda c: c.advantage.evidence == "receipt",
-        'with advantage.evidence = "receipt" the retention follows from the policy\'s drift',
-    ),
-    (
-        "advantage.rho advantage.mass advantage.values advantage.evidence",
-        lambda c: not reads_values(c),
-        "neither advantage.algorithm nor advantage.sampler reads a prompt's value",
-    ),
-    ("advantage.normalization", lambda c: c.advantage.algorithm in BY_GROUP, "the algorithm normalizes within groups"),
-    ("advantage.overlong_penalty", lambda c: c.advantage.overlong_buffer == 0, "advantage.overlong_buffer is 0"),
-    ("advantage.values", lambda c: c.advantage.offline_rollouts == 0, "advantage.offline_rollouts is 0"),
-    (
-        "cold_start.rollouts cold_start.temperature cold_start.top_p cold_start.top_k",
-        lambda c: c.cold_start is not None and not c.cold_start.teacher,
-        "without cold_start.teacher the traces are scripted",
-    ),
-    (
-        "cold_start.max_steps",
-        lambda c: c.cold_start is not None and c.cold_start.epochs is not None,
-        "cold_start.epochs says how long it goes on",
-    ),
-    ("loss.importance_cap", lambda c: c.loss.importance == "none", 'loss.importance is "none"'),
-    (
-        "loss.importance loss.importance_cap loss.rejection",
-        lambda c: c.loss.proximal == "rollout",
-        "loss.proximal = \"rollout\" puts the engines' log-probs in the place of the trainer's",
-    ),
-    (
-        "loss.rejection_measure loss.rejection_low loss.rejection_high",
-        lambda c: c.loss.rejection == "none",
-        'loss.rejection is "none"',
-    ),
-    ("loss.reference loss.reference_decay", lambda c: c.loss.kl == 0, "loss.kl is 0"),
-    ("loss.reference_decay", lambda c: c.loss.reference == "initial", 'loss.reference is "initial", which stays'),
-    (
-        "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes environment.tool_preload",
-        lambda c: c.environment.name in BUILT_IN.keys() - WITH_TOOL,
-        "this environment has no tool",
-    ),
-    (
-        "environment.tool_concurrency environment.allow_unconfined",
-        lambda c: c.environment.name == "single_turn" and not judges_mathematics(c.environment),
-        "this environment has no tool, and compares answers without a process of its own",
-    ),
-    (
-        "environment.tool_timeout_s environment.tool_memory_mb environment.tool_output_bytes "
-        "environment.tool_concurrency environment.tool_preload environment.allow_unconfined",
-        lambda c: ":" in c.environment.name,
-        "an environment of your own reads environment.options alone",
-    ),
-]
-
-
-def ignored(config: "Config") -> Iterator[str]:
-    """Settings that differ from their default and that nothing would read."""
-    for names, unread, why in IGNORED:
-        if unread(config):
-            for name in names.split():
-                section, key = config, name
-                while "." in key:
-                    first, _, key = key.partition(".")
-                    section = getattr(section, first)
-                value = getattr(section, key)
-                if value != type(section).model_fields[key].default:
-                    shown = str(value) if isinstance(value, Path) else value
-                    yield f"{name} = {shown!r} does nothing, because {why}; remove it"
 
 
 def unwise(config: "Config") -> Iterator[str]:
