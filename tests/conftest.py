@@ -1,7 +1,7 @@
 """Fixtures of all rooms. Redis is real; the same test also runs on fakeredis, which must never differ.
 
 redis_url   address of a real server, one a session
-client      parametrised: fakeredis, then redis_url; nothing is flushed: take `run` as the name of the run
+client      parametrised: fakeredis, then redis_url, which is flushed afterwards; take `run` as the name of the run
 """
 
 import itertools
@@ -39,6 +39,7 @@ def client(request):
     else:
         with redis.Redis.from_url(request.getfixturevalue("redis_url")) as client:
             yield client
+            client.flushdb()  # what a test looks through must not grow with the tests before it
 
 
 @pytest.fixture
