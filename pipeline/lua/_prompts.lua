@@ -6,9 +6,10 @@ local function idle(prompt, exponential)
   redis.call('ZADD', PROMPTS, prompt_score(p[1], p[2], p[3] + p[4], exponential), prompt)
 end
 
--- first in line; one below the clock, which therefore does not run backwards
+-- first in line, before whatever is idle now or returns later: of a shuffle that may be a prompt of an epoch long past,
+-- else nothing is below the clock, which a retry therefore does not move
 local function retry(prompt)
-  redis.call('ZADD', PROMPTS, run.clock - 1, prompt)
+  redis.call('ZADD', PROMPTS, run.sampler == 'shuffle' and -1 or run.clock - 1, prompt)
 end
 
 local function quarantine(prompt, reason)

@@ -145,6 +145,17 @@ def test_a_retry_is_first_in_line_and_reads_its_value_afresh(new_run):
     assert again.entry != r.entry
 
 
+def test_a_retry_is_first_in_line_even_before_a_prompt_of_an_epoch_long_past(new_run):
+    d = new_run(prompts=2, batch_size=2, max_staleness=4, sampler="shuffle")
+    left_behind = d.reserve()
+    for _ in range(2):  # the other one is two epochs further meanwhile
+        d.finish(d.reserve())
+    r = d.reserve()
+    d.c.release(r.entry, "retry")
+    d.c.release(left_behind.entry, "cancelled")
+    assert d.reserve().prompt == r.prompt != left_behind.prompt
+
+
 def test_shuffle_draws_every_prompt_once_an_epoch_and_in_another_order_each_time(new_run):
     d = new_run(prompts=12, batch_size=1, max_staleness=0, sampler="shuffle")
     epochs = []
