@@ -28,6 +28,7 @@ from trainer import model as policy
 from trainer.packing import pack
 from trainer.publish import probe_tokens, write_weights
 from trainer.ranks import joined
+from trainer.sharding import shard
 from trainer.update import Updater, make_optimizer
 from workers import engine as engines
 from workers.chat import Chat
@@ -78,7 +79,7 @@ def journey(sglang, admin, redis_url, tmp_path_factory):
         c = Coordinator.create(client, run, config.ledger_settings)
         c.add_prompts([{"id": p["id"], "payload": json.dumps(p).encode()} for p in problems])
         c.join("trainer", 0)
-        model = policy.shard(policy.load(sglang.model_path), ranks, "float32")
+        model = shard(policy.load(sglang.model_path), ranks, "float32")
         updater = Updater(model, make_optimizer(model, config), config, ranks, share_rows=True)
         for version, folder in enumerate(folders):
             manifest = write_weights(model, folder, version, sglang.model_path, "float32", probe)

@@ -1,4 +1,4 @@
-"""The policy: any causal language model of Hugging Face, by path, sharded with FSDP2.
+"""The policy: any causal language model of Hugging Face, by path; trainer/sharding.py lays it on the ranks.
 
     MicroBatch ─▶ embeddings ─▶ layers (each fully_shard-ed) ─▶ hidden [rows, width, H]
                                                                    │ only the cells that predict an action token
@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from pipeline.errors import HeadraceError
 from trainer.packing import MicroBatch
-from trainer.ranks import Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROWS = 1024  # of logits at a time: with a vocabulary of 250,000 they are a gigabyte
@@ -59,22 +57,6 @@ def load(path: Path) -> PreTrainedModel:
         ) from error
     # No dropout: the ratio to the policy that sampled must be the only thing that varies.
     return model.eval()
-
-
-def shard(model: PreTrainedModel, ranks: Ranks, dtype: str) -> PreTrainedModel:
-    """Shard over the ranks: float32 master weights and reductions, computation in `dtype`.
-
-    Each decoder layer is one unit. Embeddings, final norm and head are the root unit, so tied embeddings stay one
-    parameter. Gradients are *summed* over ranks: the loss divides by the tokens of all of them already.
-    """
-    model.to(ranks.device)
-    policy = MixedPrecisionPolicy(param_dtype=None if dtype == "float32" else DTYPES[dtype], reduce_dtype=torch.float32)
-    layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
-    for module in [*layers, model]:
-        fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
-        module.set_force_sum_reduction_for_comms(True)
-        module.set_gradient_divide_factor(1.0)
-    return model
 
 
 def action_logprobs(

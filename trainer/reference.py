@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from pipeline.config import Config
-from trainer.model import load, shard
+from trainer.model import load
 from trainer.ranks import Ranks
+from trainer.sharding import shard
 
 
 def make_reference(path: Path, config: Config, ranks: Ranks) -> PreTrainedModel | None:

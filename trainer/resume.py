@@ -14,6 +14,7 @@ from trainer.publish import remove_drafts
 from trainer.ranks import Ranks
 from trainer.receipts import Receipts
 from trainer.reference import make_reference
+from trainer.sharding import shard
 from trainer.update import Updater, make_optimizer
 
 
@@ -40,7 +41,7 @@ def resume(config: Config, ranks: Ranks) -> Resumed:
     base = config.model_path if found else folder / "weights" / "0"
     policy = model.load(base)
     share_rows = model.shares_rows(policy, policy.device)
-    policy = model.shard(policy, ranks, config.model.dtype)
+    policy = shard(policy, ranks, config.model.dtype)
     optimizer, reference = make_optimizer(policy, config), make_reference(base, config, ranks)
     updater = Updater(policy, optimizer, config, ranks, share_rows, reference)
     if found:

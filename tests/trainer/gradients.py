@@ -12,6 +12,7 @@ from tests.trainer.ledger import trajectory
 from trainer import model as policy
 from trainer.ranks import joined
 from trainer.reference import make_reference
+from trainer.sharding import shard
 from trainer.update import Updater, make_optimizer
 
 
@@ -48,7 +49,7 @@ def settings(
 
 
 def make_updater(ranks, config: Config, share_rows: bool = True) -> Updater:
-    sharded = policy.shard(policy.load(config.model.path), ranks, config.model.dtype)
+    sharded = shard(policy.load(config.model.path), ranks, config.model.dtype)
     reference = make_reference(config.model.path, config, ranks)
     return Updater(sharded, make_optimizer(sharded, config), config, ranks, share_rows, reference)
 
