@@ -195,6 +195,9 @@ class Trainer(Section):
     gpus: list[int] = Field([], description="one rank each; empty trains on the CPU over gloo")
     threads: int = Field(1, gt=0, description="CPU threads a rank")
     token_budget: int = Field(8192, gt=0, description="tokens of one packed micro-batch")
+    activation_checkpointing: bool = Field(
+        False, description="recompute each layer in the backward pass: less memory, a third more time"
+    )
     minibatches: int = Field(1, gt=0, description="optimizer steps an update")
     checkpoint_every: int = Field(10, gt=0, description="updates")
     wait_timeout_s: float = Field(600, gt=0, description="for a READY buffer, before the trainer gives up")
@@ -267,6 +270,24 @@ class Redis(Section):
         None, description="of a server that runs already; --redis and REDIS_URL come before it, an embedded one after"
     )
     port: int = Field(0, ge=0, lt=65536, description="of the embedded server; 0 takes a free one")
+
+
+class Metrics(Section):
+    """What each process of the run serves for Prometheus, at /metrics."""
+
+    port: int | None = Field(
+        None,
+        ge=0,
+        lt=65536,
+        description="of every process; 0 takes free ones, which {run folder}/metrics/*.json name; not set: none is served",
+    )
+    host: str = Field("127.0.0.1", description="the address that it is served on; 0.0.0.0: all of this machine")
+
+
+class Log(Section):
+    """How the processes of the run write their logs: one line an event."""
+
+    format: Literal["text", "json"] = Field("text", description="text: key=value, as logfmt has it")
 
 
 def is_url(text: str) -> bool:
