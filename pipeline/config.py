@@ -23,7 +23,9 @@ from pipeline.config_sections import (
     Engines,
     Environment,
     Eval,
+    Log,
     Loss,
+    Metrics,
     Model,
     Optimizer,
     Publish,
@@ -54,6 +56,8 @@ class Config(Section):
     publish: Publish = Publish()
     eval: Eval = Eval()
     redis: Redis = Redis()
+    metrics: Metrics = Metrics()
+    log: Log = Log()
 
     @property
     def folder(self) -> Path:
@@ -105,10 +109,12 @@ NOT_SHARED = {
     # all about starting servers; what they compute, label and probe say
     "engines": set(Engines.model_fields) - {"probe_tolerance"},
     "rollout": {"workers", "concurrency"},
-    "trainer": {"ranks", "gpus", "threads", "wait_timeout_s", "archive"},
+    "trainer": {"ranks", "gpus", "threads", "wait_timeout_s", "archive", "max_skipped", "mismatch_alarm"},
     "advantage": {"values"},
     "cold_start": {"teacher"},
     "redis": True,
+    "metrics": True,
+    "log": True,
 }
 
 

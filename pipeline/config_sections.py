@@ -188,6 +188,10 @@ class Optimizer(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True, description="inf: any")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of lr, after `warm_up`")
+    warm_up: int = Field(0, ge=0, description="updates in which lr rises from 0")
+    decay_steps: int | None = Field(None, gt=0, description="updates, warm_up among them, until lr is at its lowest")
+    min_lr: float = Field(0.0, ge=0, le=1, description="the lowest, as a share of lr")
 
 
 class Trainer(Section):
@@ -199,6 +203,12 @@ class Trainer(Section):
         False, description="recompute each layer in the backward pass: less memory, a third more time"
     )
     minibatches: int = Field(1, gt=0, description="optimizer steps an update")
+    max_skipped: int = Field(
+        3, ge=0, description="optimizer steps in a row that may be left out because a gradient is not finite"
+    )
+    mismatch_alarm: float = Field(
+        0.1, gt=0, description="nats a token, KL(engine ‖ trainer), from which the trainer warns"
+    )
     checkpoint_every: int = Field(10, gt=0, description="updates")
     wait_timeout_s: float = Field(600, gt=0, description="for a READY buffer, before the trainer gives up")
     archive: bool = Field(
@@ -279,7 +289,7 @@ class Metrics(Section):
         None,
         ge=0,
         lt=65536,
-        description="of every process; 0 takes free ones, which {run folder}/metrics/*.json name; not set: none is served",
+        description="of every process; 0: free ones, named in {run folder}/metrics/*.json; not set: nothing is served",
     )
     host: str = Field("127.0.0.1", description="the address that it is served on; 0.0.0.0: all of this machine")
 

@@ -27,6 +27,7 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         lambda c: c.eval.data is not None and c.eval.data.path is not None,
         "the problems come from eval.data.path",
     ),
+    ("metrics.host", lambda c: c.metrics.port is None, "metrics.port is not set, and nothing is served"),
     ("redis.port", lambda c: c.redis.url is not None, "redis.url names a server that runs already"),
     (
         "engines.count engines.device engines.gpus engines.tp engines.port engines.python engines.args engines.threads",
@@ -77,6 +78,11 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         "loss.rejection_measure loss.rejection_low loss.rejection_high",
         lambda c: c.loss.rejection == "none",
         'loss.rejection is "none"',
+    ),
+    (
+        "optimizer.decay_steps optimizer.min_lr",
+        lambda c: c.optimizer.schedule == "constant",
+        'optimizer.schedule is "constant"',
     ),
     ("loss.reference loss.reference_decay", lambda c: c.loss.kl == 0, "loss.kl is 0"),
     ("loss.reference_decay", lambda c: c.loss.reference == "initial", 'loss.reference is "initial", which stays'),
