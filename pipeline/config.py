@@ -109,7 +109,16 @@ NOT_SHARED = {
     # all about starting servers; what they compute, label and probe say
     "engines": set(Engines.model_fields) - {"probe_tolerance"},
     "rollout": {"workers", "concurrency"},
-    "trainer": {"ranks", "gpus", "threads", "wait_timeout_s", "archive", "max_skipped", "mismatch_alarm"},
+    "trainer": {
+        "ranks",
+        "gpus",
+        "threads",
+        "wait_timeout_s",
+        "archive",
+        "checkpoints_kept",
+        "max_skipped",
+        "mismatch_alarm",
+    },
     "advantage": {"values"},
     "cold_start": {"teacher"},
     "redis": True,

@@ -47,6 +47,7 @@ def impossible(config: "Config") -> Iterator[str]:
     if trainer.minibatches > buffers.batch_size:
         yield f"trainer.minibatches = {trainer.minibatches} is above buffers.batch_size = {buffers.batch_size}"
     yield from _impossible_rejection(config)
+    yield from _impossible_schedule(config)
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
     yield from _impossible_gpus(engines, trainer)
@@ -117,6 +118,18 @@ def _impossible_rejection(config: "Config") -> Iterator[str]:
             )
 
 
+def _impossible_schedule(config: "Config") -> Iterator[str]:
+    """That it is longer than the run is no contradiction: run.total_steps may be raised when a run goes on."""
+    schedule, warm_up, until = config.optimizer.schedule, config.optimizer.warm_up, config.optimizer.decay_steps
+    if schedule != "constant" and until is None:
+        yield (
+            f"optimizer.schedule = {schedule!r} needs optimizer.decay_steps, the updates until the learning rate is at "
+            f"its lowest; run.total_steps = {config.run.total_steps} is usual"
+        )
+    if until is not None and warm_up >= until:
+        yield f"optimizer.warm_up = {warm_up} is not below optimizer.decay_steps = {until}; lower the former"
+
+
 def _impossible_gpus(engines: "Engines", trainer: "Trainer") -> Iterator[str]:
     if both := sorted(set(engines.gpus) & set(trainer.gpus)):
         yield f"GPUs {both} are given to both engines and trainer; give each its own"
@@ -157,6 +170,11 @@ def unwise(config: "Config") -> Iterator[str]:
         yield (
             f'loss.{", ".join(changed)}: with trainer.minibatches = 1 and loss.proximal = "recompute" the policy '
             'ratio is always 1 and no clip ever acts; raise minibatches, or set proximal to "rollout"'
+        )
+    if config.optimizer.warm_up >= config.run.total_steps:
+        yield (
+            f"optimizer.warm_up = {config.optimizer.warm_up} is not below run.total_steps = {config.run.total_steps}: "
+            "no update is made at optimizer.lr; lower the former"
         )
     measure = config.advantage.normalization or {"spo++": "token", "reinforce++": "token"}.get(
         config.advantage.algorithm

@@ -18,6 +18,7 @@ class Run(Section):
     folder: Path = Path("runs")
     seed: int = 1
     total_steps: int = Field(100, gt=0, description="optimizer updates")
+    parent: str | None = Field(None, description="the checkpoint that it was forked from: headrace fork writes this")
 
 
 class TinyModel(Section):
@@ -210,6 +211,9 @@ class Trainer(Section):
         0.1, gt=0, description="nats a token, KL(engine ‖ trainer), from which the trainer warns"
     )
     checkpoint_every: int = Field(10, gt=0, description="updates")
+    checkpoints_kept: int = Field(
+        2, gt=0, description="the newest so many; the one before stands in for a newest one that is damaged"
+    )
     wait_timeout_s: float = Field(600, gt=0, description="for a READY buffer, before the trainer gives up")
     archive: bool = Field(
         False, description="keep every trained batch as {run folder}/trained/<version>.bin: 9 bytes a token, for ever"

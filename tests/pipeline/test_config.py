@@ -153,6 +153,11 @@ def test_files_that_are_missing_or_not_toml_are_named(tmp_path):
             "rejection_high = -1 removes the tokens that trainer",
         ),
         (["loss.rejection=token", "loss.rejection_measure=k1", "loss.rejection_low=1.0"], "bounds must enclose 0"),
+        (["optimizer.schedule=cosine"], "optimizer.schedule = 'cosine' needs optimizer.decay_steps"),
+        (
+            ["optimizer.schedule=linear", "optimizer.decay_steps=9", "optimizer.warm_up=9"],
+            "optimizer.warm_up = 9 is not below optimizer.decay_steps = 9",
+        ),
         (
             ["environment.name=reasoning_gym", "environment.options.tries=5"],
             "environment.options.tries = 5 is above environment.max_turns = 4",
@@ -205,6 +210,8 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["loss.rejection_high=2.0"], "loss.rejection_high = 2.0 does nothing"),
         (["loss.reference=ewma"], "loss.reference = 'ewma' does nothing, because loss.kl is 0"),
         (["loss.kl=0.1", "loss.reference_decay=0.9"], 'because loss.reference is "initial", which stays'),
+        (["optimizer.min_lr=0.1"], "optimizer.min_lr = 0.1 does nothing, because optimizer.schedule is \"constant\""),
+        (["optimizer.decay_steps=9"], "optimizer.decay_steps = 9 does nothing"),
         (["environment.name=mine.py:Mine", "environment.tool_memory_mb=64"], "environment.tool_memory_mb = 64 does"),
     ],
 )
@@ -229,6 +236,7 @@ def test_a_setting_that_nothing_would_read_is_refused(toml, overrides, said):
             "'spo++' with advantage.evidence = 'receipt': as published it has 'event'",
         ),
         (["cold_start.warm_up=400"], "cold_start.warm_up = 400 is not below max_steps = 400"),
+        (["optimizer.warm_up=100"], "optimizer.warm_up = 100 is not below run.total_steps = 100"),
         ([*GRPO, "loss.aggregation=token"], "'grpo' with loss.aggregation = 'token': as published it has 'sequence'"),
         ([*GRPO, "advantage.offline_rollouts=4"], "advantage.offline_rollouts = 4: neither 'grpo' nor the sampler"),
         (["data.size=9000"], "data.size = 9000: a prompt is visited every 141 policy events"),
