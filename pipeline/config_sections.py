@@ -269,6 +269,14 @@ class Publish(Section):
     transport: Literal["disk", "distributed"] = Field(
         "disk", description="distributed: the trainer broadcasts, over NCCL or gloo; disk all the same where it cannot"
     )
+    bucket_mb: int = Field(
+        512, gt=0, description="MiB that a rank holds beyond its shard while weights are gathered, written and sent"
+    )
+    delta: bool = Field(
+        False,
+        description="files whose tensors have not changed are hard links to the former version's, and broadcasts leave "
+        "them out: for frozen layers",
+    )
 
 
 class Eval(Section):
