@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from pipeline.algorithm_rules import impossible_algorithm, unwise_algorithm
 from pipeline.environment_rules import impossible_environment
 from pipeline.ledger_settings import Settings
+from pipeline.placement_rules import impossible_placement
 
 if TYPE_CHECKING:
-    from pipeline.config import Config, Engines, Trainer
+    from pipeline.config import Config
 
 WIDEST = 8  # policy events between two visits of a prompt
 
@@ -50,7 +51,7 @@ def impossible(config: "Config") -> Iterator[str]:
     yield from _impossible_schedule(config)
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
-    yield from _impossible_gpus(engines, trainer)
+    yield from impossible_placement(engines, trainer)
     if config.publish.transport == "distributed" and trainer.gpus and engines.device == "cpu" and not engines.urls:
         yield (
             'publish.transport = "distributed": a trainer on GPUs broadcasts over NCCL, which engines on the CPU '
@@ -128,23 +129,6 @@ def _impossible_schedule(config: "Config") -> Iterator[str]:
         )
     if until is not None and warm_up >= until:
         yield f"optimizer.warm_up = {warm_up} is not below optimizer.decay_steps = {until}; lower the former"
-
-
-def _impossible_gpus(engines: "Engines", trainer: "Trainer") -> Iterator[str]:
-    if both := sorted(set(engines.gpus) & set(trainer.gpus)):
-        yield f"GPUs {both} are given to both engines and trainer; give each its own"
-    for name, gpus in {"engines": engines.gpus, "trainer": trainer.gpus}.items():
-        if len(set(gpus)) < len(gpus):
-            yield f"{name}.gpus = {gpus} names a GPU twice"
-    if engines.device == "cuda" and not engines.urls and len(engines.gpus) != engines.count * engines.tp:
-        yield (
-            f"engines.gpus lists {len(engines.gpus)} GPUs, but engines.count × engines.tp = "
-            f"{engines.count * engines.tp} are needed"
-        )
-    if engines.device == "cpu" and engines.gpus:
-        yield f'engines.gpus = {engines.gpus}, but engines.device = "cpu"; set it to "cuda"'
-    if trainer.gpus and len(trainer.gpus) != trainer.ranks:
-        yield f"trainer.gpus lists {len(trainer.gpus)} GPUs for trainer.ranks = {trainer.ranks}"
 
 
 def unwise(config: "Config") -> Iterator[str]:

@@ -196,8 +196,22 @@ class Optimizer(Section):
 
 
 class Trainer(Section):
-    ranks: int = Field(1, gt=0)
-    gpus: list[int] = Field([], description="one rank each; empty trains on the CPU over gloo")
+    ranks: int = Field(1, gt=0, description="processes, on all nodes together")
+    gpus: list[int] = Field([], description="of each node, one rank each; empty trains on the CPU over gloo")
+    share_gpus: bool = Field(False, description="engines may have the same GPUs, with engines.args that leave it room")
+    nodes: int = Field(1, gt=0, description="machines that the ranks are spread over, all with the run's folder")
+    rendezvous: str | None = Field(
+        None, pattern=r"^[^:\s]+:\d+$", description='"HOST:PORT" of the first node, where all of them meet'
+    )
+    max_restarts: int = Field(3, ge=0, description="of all ranks, by torchrun, once one has died")
+    replicas: int = Field(
+        1, gt=0, description="whole copies of the model; each is sharded over ranks / replicas ranks (HSDP)"
+    )
+    offload: bool = Field(False, description="parameters, gradients and optimizer state wait in the CPU's memory")
+    gather_every: Literal["step", "micro_batch"] = Field(
+        "step",
+        description="how often weights are gathered and gradients reduced; once a step needs 6 bytes a parameter more",
+    )
     threads: int = Field(1, gt=0, description="CPU threads a rank")
     token_budget: int = Field(8192, gt=0, description="tokens of one packed micro-batch")
     activation_checkpointing: bool = Field(

@@ -34,6 +34,10 @@ IGNORED: list[tuple[str, Callable[["Config"], bool], str]] = [
         lambda c: bool(c.engines.urls),
         "engines.urls names servers that run already",
     ),
+    ("trainer.offload", lambda c: not c.trainer.gpus, "the trainer is on the CPU (trainer.gpus is empty)"),
+    ("trainer.rendezvous", lambda c: c.trainer.nodes == 1, "trainer.nodes is 1, and nobody else comes"),
+    ("trainer.max_restarts", lambda c: c.trainer.ranks == 1, "one rank runs without torchrun, which restarts ranks"),
+    ("trainer.share_gpus", lambda c: not {*c.trainer.gpus} & {*c.engines.gpus}, "engines and trainer share no GPU"),
     ("buffers.filter_metric", lambda c: c.buffers.group_size == 1, "a group of one is never filtered"),
     (
         "buffers.max_consecutive_filtered",
