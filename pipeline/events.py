@@ -24,7 +24,7 @@ Every event has `kind`, `ms`, and the fields of its kind:
     published        version event path digest
     checkpoint       version oldest                         oldest: batch that is kept
     memory           oldest                                 fewer are kept, because memory is short
-    joined           trainer checkpoint head version dropped released credited
+    joined           trainer checkpoint head version dropped released credited oldest
     engine           engine state version reason
     drain            worker
     lease_expired    worker
@@ -78,6 +78,11 @@ def last_id(client: redis.Redis, run: str) -> str:
     """Id of the newest event."""
     newest = client.xrevrange(keys.events(run), count=1)
     return newest[0][0].decode() if newest else "0"
+
+
+def newest(client: redis.Redis, run: str, count: int) -> list[Event]:
+    """The newest `count` events, oldest first."""
+    return [_event(row) for row in reversed(client.xrevrange(keys.events(run), count=count))]
 
 
 def archive(client: redis.Redis, run: str, path: Path, keep: int = 10_000) -> int:

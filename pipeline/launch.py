@@ -25,12 +25,13 @@ from pipeline.config_file import load
 from pipeline.config_rules import unwise
 from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role
-from pipeline.display import Display, Snapshots
+from pipeline.display import Display
 from pipeline.engine_processes import EngineProcess, engine_processes, wait_until_up
 from pipeline.errors import HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
 from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
 from pipeline.run_folder import Lock, locked, open_folder
+from pipeline.snapshot import Snapshots
 from pipeline.supervisor import Supervisor
 
 LOOP_S = 0.1

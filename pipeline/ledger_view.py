@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -101,6 +102,14 @@ class LedgerView:
             ),
             key=lambda engine: engine.name,
         )
+
+    def load(self) -> dict[str, int]:
+        """Entries in flight that each engine began: engine -> how many."""
+        entries = self.client.zrange(keys.reserved(self.run), 0, -1)
+        with self.client.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                pipe.hget(keys.entry(self.run, entry.decode()), "engine")
+            return dict(Counter(name.decode() for name in pipe.execute() if name))  # None: it has just left
 
     def workers(self) -> list[dict[str, Any]]:
         """name, lease_ends_ms, in_flight, drain of each live incarnation."""

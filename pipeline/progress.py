@@ -102,8 +102,15 @@ def read_metrics(client: Redis, run: str, after: str = "0-0") -> tuple[list[dict
 
 
 def read_shares(client: Redis, run: str, updates: int = 20) -> dict[str, float]:
-    """Where the trainer's time went in the newest updates, as shares of it: "update", and what it waited for."""
-    lines = [json.loads(fields[b"json"]) for _, fields in client.xrevrange(keys.metrics(run), count=updates)]
+    """Where the trainer's time went in the newest updates."""
+    return time_shares(
+        [json.loads(fields[b"json"]) for _, fields in client.xrevrange(keys.metrics(run), count=updates)]
+    )
+
+
+def time_shares(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """As shares of the trainer's time in these updates: "update", and what it waited for."""
+    lines = [line for line in lines if "wait_seconds" in line]
     whole = sum(line["seconds"] for line in lines)
     spent = Counter(update=sum(line["step_seconds"] for line in lines))
     for line in lines:

@@ -6,10 +6,12 @@ import time
 import pytest
 from rich.console import Console
 
-from pipeline.display import Display, Snapshot, Snapshots, histogram, plain, render, sparkline
+from pipeline.display import Display, plain
 from pipeline.evals import Evaluation
 from pipeline.ledger_types import BufferView
+from pipeline.picture import histogram, render, sparkline
 from pipeline.progress import Progress, record_metrics
+from pipeline.snapshot import Snapshot, Snapshots
 
 
 def snapshot(processes=6, updates=200) -> Snapshot:
