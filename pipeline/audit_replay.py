@@ -67,16 +67,16 @@ class Replay(Entries):
         self.forget_all()
 
     def on_joined(self, event: dict[str, Any]) -> None:
-        """The ledger is behind the trainer's checkpoint: it moves there, and everything in flight has been released."""
+        """If the ledger is behind the trainer's checkpoint, it moves there, and everything in flight has been released."""
         checkpoint = int(event["checkpoint"])
         if checkpoint > self.head:
             left = next(iter(self.in_flight), "")
             self.expect("conservation", not left, "in flight across a Join ahead of the ledger", left)
             self.event += math.ceil((checkpoint - self.version) / self.rules.publish_every)
             self.head = self.version = checkpoint
-        for buffer in [b for b in (*self.members, *self.consumed) if b < checkpoint]:
-            self.forget(buffer)
-        self.oldest = checkpoint
+            for buffer in [b for b in self.members if b < checkpoint]:
+                self.forget(buffer)
+        self.on_memory(event)
         for name, expected in (("head", self.head), ("version", self.version)):
             found = int(event[name])
             self.expect("monotone", found == expected, f"a Join at {checkpoint} leaves {name} {found}, not {expected}")

@@ -35,7 +35,8 @@ class TrainerCalls(LedgerView):
         code, answer = self._ledger.run("join", trainer, checkpoint, *recent)
         if code == "MISSING":
             raise errors.MissingBatch(
-                f"batches below {answer[0]} are gone, found checkpoint {checkpoint}: resume from a newer one"
+                f"batches below {answer[0]} are gone, found checkpoint {checkpoint}: resume from a newer one, or go on from "
+                f"this one as a new run, `headrace fork {self.run} --from {checkpoint}`"
             )
         joined, version, head = self._ledger.seen
         answer = Joined(version, head, *answer)

@@ -122,8 +122,30 @@ def test_a_trainer_that_comes_back_at_its_checkpoint_gets_the_same_batches(new_r
     assert [d.c.consume("t1", v) for v in (1, 2)] == batches[1:]
     assert d.c.publish("t1", 2, "weights/2-t1", "") == Replayed()
     assert d.c.consume("t1", 3).refs == waiting
-    with pytest.raises(MissingBatch):
-        d.c.join("t2", 0)
+
+
+def test_a_trainer_that_finds_its_checkpoint_damaged_may_come_back_at_the_one_before(new_run, names):
+    d = new_run(batch_size=2, max_staleness=1)
+    batches = [d.update() for _ in range(3)]
+    d.c.checkpoint(names.trainer, 1)
+    d.c.checkpoint(names.trainer, 2)
+    d.c.join("t1", 2)  # it came back once, and found nothing wrong
+    assert d.c.join("t2", 1).head == 3
+    assert [d.c.consume("t2", v) for v in (1, 2)] == batches[1:]
+    assert d.c.checkpoint("t2", 3) == 1
+    with pytest.raises(MissingBatch, match="headrace fork .* --from 0"):
+        d.c.join("t3", 0)
+    d.c.join("t3", 3)
+    assert d.c.status()["oldest"] == 1
+
+
+def test_a_checkpoint_that_the_ledger_was_not_told_of_leaves_it_the_batches_since_the_one_before(new_run, names):
+    d = new_run(batch_size=2, max_staleness=1)
+    for _ in range(3):
+        d.update()
+    d.c.checkpoint(names.trainer, 1)
+    d.c.join("t1", 3)
+    assert (d.c.status()["oldest"], d.c.status()["checkpoint"]) == (1, 3)
 
 
 def test_a_ledger_that_is_behind_moves_to_the_checkpoint_and_trains_nothing_twice(new_run, names):

@@ -29,11 +29,12 @@ class Model(Dispatch):
         released = self.running() if behind else []
         for entry in released:
             self.drop(entry, "cancelled")
-        self.forget(checkpoint)
+        kept = checkpoint if behind else self.checkpointed if checkpoint > self.checkpointed else self.oldest
+        self.forget(kept)
         if behind:
             self.event += math.ceil((checkpoint - self.version) / self.rules.publish_every)
             self.head = self.version = checkpoint
-        self.oldest = self.checkpointed = checkpoint
+        self.oldest, self.checkpointed = kept, checkpoint
         self.trainer = trainer
         self.trainers.add(trainer)
         dropped = [self.entries[n] for n in recent if n in self.entries]
