@@ -20,6 +20,7 @@ from pipeline.config import Config
 from pipeline.engine_processes import engine_processes, wait_until_up
 from pipeline.environment_rules import check_environment
 from pipeline.errors import ConfigError
+from pipeline.log import event_of
 from pipeline.run_folder import locked, open_folder
 from pipeline.supervisor import Process, Program, Supervisor
 
@@ -106,7 +107,7 @@ class TellingSupervisor(Supervisor):
         if newline:
             self._told[log] += len(text) + 1
             for line in text.decode(errors="replace").splitlines():
-                _say(f"    {line}")
+                _say(f"    {event_of(line)}")
 
 
 @contextlib.contextmanager

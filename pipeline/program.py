@@ -1,4 +1,4 @@
-"""What the programs of a run share: a readable log, and errors that end as one message and an exit code.
+"""What the programs of a run share: errors that end as one message and an exit code.
 
     0  done, or stopped as asked
     1  failed                                   HeadraceError, Redis gone, a disk that cannot be written
@@ -17,13 +17,16 @@ from typing import NoReturn
 import redis
 
 from pipeline.errors import ConfigError, HeadraceError, OtherSettings
+from pipeline.log import is_set_up
+from pipeline.secrets import masked
+
+log = logging.getLogger(__name__)
 
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
 
 def run(main: Callable[[], None]) -> NoReturn:
     """Call main and exit; of a program that runs as several ranks, the first one speaks for all."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         main()
     except (ConfigError, OtherSettings) as error:
@@ -41,5 +44,8 @@ def run(main: Callable[[], None]) -> NoReturn:
 
 def _end(code: int, message: str) -> NoReturn:
     if os.environ.get("RANK", "0") == "0":
-        print(message, file=sys.stderr)
+        if is_set_up():
+            log.critical("%s", message)
+        else:
+            print(masked(message), file=sys.stderr)
     sys.exit(code)

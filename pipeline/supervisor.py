@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pipeline import die_with_parent
 from pipeline.errors import HeadraceError
+from pipeline.log import event_of
 
 POLL_S = 0.05  # of a stop
 LOOK_S = 0.1  # of a wait
@@ -199,7 +200,8 @@ def log_end(log: Path, lines: int = 15) -> str:
         file.seek(max(0, log.stat().st_size - 16384))
         last = file.read().decode(errors="replace").splitlines()[-lines:]
         if last:
-            return "\n".join([f"; the end of {log}:", *("    " + line for line in last)])
+            shown = [part for line in last for part in event_of(line).splitlines()]
+            return "\n".join([f"; the end of {log}:", *("    " + line for line in shown)])
     return f"; {log} is empty"
 
 

@@ -31,6 +31,7 @@ from pipeline.engine_keeper import Publication
 from pipeline.errors import ConfigError, LedgerError, RolledBack, UnknownRun
 from pipeline.eval_schedule import EvalSchedule
 from pipeline.ledger_types import Weights
+from pipeline.log import set_up
 from pipeline.progress import Progress
 from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, patient
 from pipeline.transfer import TransferFailed, ask
@@ -47,8 +48,8 @@ log = logging.getLogger(__name__)
 
 def watch(run_toml: Path | str, engine_urls: Sequence[str] = (), redis_url: str | None = None) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. Raises HeadraceError for what it cannot mend."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     config = load(run_toml)
+    set_up(config, NAME)
     urls = list(engine_urls or config.engines.urls)
     if not urls:
         raise ConfigError("no engine: give --engine URL for each SGLang server, or set engines.urls")

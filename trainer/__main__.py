@@ -13,6 +13,7 @@ from pipeline import program
 from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.errors import ConfigError
+from pipeline.log import set_up
 from pipeline.redis_server import connect, find_url
 
 
@@ -29,6 +30,7 @@ def main() -> None:
 
 def _train(arguments: argparse.Namespace, stop) -> None:
     config = load(arguments.run)
+    set_up(config, "trainer")
     _check_ranks(config)
     url = find_url(arguments.redis, config.redis.url)
     if not url:

@@ -8,6 +8,7 @@ it is. Killed at any moment it starts over: weights/0 appears whole or not at al
 """
 
 import argparse
+import logging
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from pipeline import data, program, trajectory_file
 from pipeline.config import Config
 from pipeline.config_file import load
+from pipeline.log import set_up
 from pipeline.model_folder import check_model_folder, gguf_file
 from pipeline.run_folder import wait_for
 from pipeline.weights import MANIFEST
@@ -26,6 +28,8 @@ from trainer.ranks import device_of
 
 PROBE_QUESTIONS = 8
 TRACES_S = 24 * 3600  # for `python -m workers.traces`, which may run beside this; a teacher takes its time
+
+log = logging.getLogger(__name__)
 
 
 def make_model(config: Config) -> None:
@@ -50,7 +54,7 @@ def prepare(config: Config) -> None:
     if config.cold_start is not None:
         traces = config.folder / "traces.bin"
         if not traces.exists():
-            print(f"waiting for {traces}, which `python -m workers.traces` makes", flush=True)
+            log.info("waiting for %s, which `python -m workers.traces` makes", traces)
             wait_for(traces, TRACES_S)
         fine_tune(model, trajectory_file.read(traces), config)
     remove_drafts(final.parent)
@@ -65,7 +69,9 @@ def _questions(config: Config) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer.cold_start", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="the run's TOML file")
-    prepare(load(parser.parse_args().run))
+    config = load(parser.parse_args().run)
+    set_up(config, "cold-start")
+    prepare(config)
 
 
 if __name__ == "__main__":

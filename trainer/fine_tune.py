@@ -13,6 +13,7 @@ one. arXiv 2608.24870, A.2: "final", cosine, two epochs.
 """
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -22,15 +23,19 @@ import numpy as np
 import torch
 
 from pipeline import jsonl
-from pipeline.config import ColdStart, Config
+from pipeline.config import Config
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.trajectory import Trajectory
 from trainer import model as policy
-from trainer.packing import pack, plan
+from trainer.attention import suit
+from trainer.packing import Layout, pack, plan
+from trainer.schedule import learning_rate
 
 CHECK_EVERY = 5  # steps, until a target is reached: P(trace) can double within ten
 FEWEST = 20  # traces
 MEASURED = 128  # held-out traces at most
+
+log = logging.getLogger(__name__)
 
 
 class ColdStartFailed(HeadraceError):
@@ -54,22 +59,22 @@ def fine_tune(model, traces: Sequence[Trajectory], config: Config) -> None:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
     )
-    share_rows = policy.shares_rows(model, model.device)
-    log = config.folder / "cold_start.jsonl"
-    log.unlink(missing_ok=True)  # of a cold start that was killed: this one begins anew
+    layout = suit(model, model.device)
+    lines = config.folder / "cold_start.jsonl"
+    lines.unlink(missing_ok=True)  # of a cold start that was killed: this one begins anew
     began, chance = time.monotonic(), 0.0
     drawn = batches(len(train), settings.batch_size, config.run.seed)
     for step, chosen in enumerate(itertools.islice(drawn, steps), 1):
         if settings.epochs:  # the last batch of the last epoch may be a smaller one
             chosen = chosen[: settings.epochs * len(train) - (step - 1) * settings.batch_size]
-        rate = learning_rate(step, steps, settings)
-        loss, norm = _step(model, optimizer, [train[i] for i in chosen], rate, config, share_rows)
+        rate = learning_rate(step, settings.lr, settings.schedule, settings.warm_up, steps)
+        loss, norm = _step(model, optimizer, [train[i] for i in chosen], rate, config, layout)
         line = {"step": step, "loss": loss, "lr": rate, "grad_norm": norm}
         if step % check_every == 0 or step == steps:
-            line["held_out_loss"], line["trace_probability"] = held_out_loss(model, held, config, share_rows)
-        jsonl.append(log, line | {"seconds": round(time.monotonic() - began, 3)})
+            line["held_out_loss"], line["trace_probability"] = held_out_loss(model, held, config, layout)
+        jsonl.append(lines, line | {"seconds": round(time.monotonic() - began, 3)})
         if step % CHECK_EVERY == 0 or step == steps:
-            print(_sentence(line, steps), flush=True)
+            log.info("%s", _sentence(line, steps))
         chance = line.get("trace_probability", chance)
         if settings.target and chance >= settings.target:
             break
@@ -78,7 +83,7 @@ def fine_tune(model, traces: Sequence[Trajectory], config: Config) -> None:
             f"after {steps} steps the held-out traces have probability {chance:.3f}, below cold_start.target = "
             f"{settings.target}: allow more (cold_start.max_steps, epochs), raise cold_start.lr or lower the target"
         )
-    print(f"cold start: P(held-out trace) {chance:.3f} after {time.monotonic() - began:.1f} s", flush=True)
+    log.info("cold start: P(held-out trace) %.3f after %.1f s", chance, time.monotonic() - began)
 
 
 def split(traces: Sequence[Trajectory], share: float) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -113,21 +118,12 @@ def batches(count: int, size: int, seed: int) -> Iterator[list[int]]:
         yield list(itertools.islice(stream, size))
 
 
-def learning_rate(step: int, steps: int, settings: ColdStart) -> float:
-    """Of step 1 … steps: a line up to lr over `warm_up` steps; then lr, or half a cosine from lr towards 0."""
-    if step <= settings.warm_up:
-        return settings.lr * step / settings.warm_up
-    if settings.schedule == "constant":
-        return settings.lr
-    return settings.lr * (1 + math.cos(math.pi * (step - 1 - settings.warm_up) / (steps - settings.warm_up))) / 2
-
-
-def _step(model, optimizer, batch: list[Trajectory], rate: float, config: Config, share_rows: bool):
+def _step(model, optimizer, batch: list[Trajectory], rate: float, config: Config, layout: Layout):
     """One optimizer step; (loss, norm of its gradient)."""
     tokens = sum(t.action_tokens for t in batch)
     total = 0.0
     optimizer.zero_grad()
-    for _, logprobs in _logprobs(model, batch, config, share_rows):
+    for _, logprobs in _logprobs(model, batch, config, layout):
         loss = -logprobs.sum() / tokens
         loss.backward()
         total += loss.item()
@@ -141,18 +137,18 @@ def _step(model, optimizer, batch: list[Trajectory], rate: float, config: Config
 
 
 @torch.no_grad()
-def held_out_loss(model, traces: Sequence[Trajectory], config: Config, share_rows: bool = True) -> tuple[float, float]:
+def held_out_loss(model, traces: Sequence[Trajectory], config: Config, layout: Layout = "rows") -> tuple[float, float]:
     """(mean of -log p over the action tokens, nats; mean over traces of exp(Σ log p), which is P(trace))."""
     sums: list[float] = []
-    for micro, logprobs in _logprobs(model, traces, config, share_rows):
+    for micro, logprobs in _logprobs(model, traces, config, layout):
         sums += [part.double().sum().item() for part in logprobs.split(micro.counts)]
     return -sum(sums) / sum(t.action_tokens for t in traces), float(np.mean(np.exp(sums)))
 
 
-def _logprobs(model, traces: Sequence[Trajectory], config: Config, share_rows: bool):
+def _logprobs(model, traces: Sequence[Trajectory], config: Config, layout: Layout):
     """Micro-batches and the log-probs of their action tokens. In bfloat16 the weights stay float32."""
     half = torch.autocast(model.device.type, torch.bfloat16, enabled=config.model.dtype == "bfloat16")
-    for rows in plan([len(t.tokens) for t in traces], config.trainer.token_budget, share_rows=share_rows)[0]:
+    for rows in plan([len(t.tokens) for t in traces], config.trainer.token_budget, layout=layout)[0]:
         micro = pack(rows, traces).to(model.device)
         with half:
             logprobs, _ = policy.action_logprobs(model, micro)

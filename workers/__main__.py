@@ -10,6 +10,7 @@ import uvloop
 from pipeline import config, config_file
 from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError
+from pipeline.log import set_up
 from pipeline.program import run
 from pipeline.redis_server import connect, find_url
 from workers.chat import Chat
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--redis", metavar="URL", help="else REDIS_URL, else redis.url")
     arguments = parser.parse_args()
     settings = config_file.load(arguments.run)
+    set_up(settings, arguments.name)
     redis_url = find_url(arguments.redis, settings.redis.url)
     if not redis_url:
         raise ConfigError("a worker needs the run's Redis: give --redis URL, or set REDIS_URL or redis.url")

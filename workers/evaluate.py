@@ -25,6 +25,7 @@ from pipeline.data import Problem, evaluation_problems
 from pipeline.engine_processes import load_version
 from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
+from pipeline.log import set_up
 from pipeline.program import run
 from pipeline.weights import Label
 from workers.chat import Chat
@@ -173,6 +174,7 @@ def main() -> None:
     parser.add_argument("--version", type=int, help="the only version that may answer (eval)")
     arguments = parser.parse_args()
     settings = config_file.load(arguments.run)
+    set_up(settings, arguments.what)
     urls = arguments.engine or settings.engines.urls
     if not urls:
         parser.error("no engine: give --engine URL, or set engines.urls")

@@ -21,6 +21,7 @@ from pipeline import config, config_file, jsonl, traces_of
 from pipeline.data import Problem, cold_start_problems
 from pipeline.errors import ConfigError, HeadraceError
 from pipeline.ledger_types import Reservation
+from pipeline.log import set_up
 from pipeline.program import run
 from pipeline.run_folder import wait_for
 from pipeline.trajectory import Segment, Trajectory
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--engine", action="append", metavar="URL", help="of the teacher; else cold_start.teacher")
     arguments = parser.parse_args()
     settings = config_file.load(arguments.run)
+    set_up(settings, "traces")
     if settings.cold_start is None:
         raise ConfigError("traces are for the cold start: add a [cold_start] table to the run's file")
     urls = arguments.engine or settings.cold_start.teacher_urls

@@ -1,16 +1,10 @@
 import errno
-import logging
 
 import pytest
 import redis
 
 from pipeline.errors import ConfigError, LedgerError, OtherSettings
 from pipeline.program import run
-
-
-@pytest.fixture(autouse=True)
-def own_log(monkeypatch):
-    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])  # else basicConfig would stay for good
 
 
 def raising(error):
