@@ -81,6 +81,7 @@ class Coordinator(TrainerCalls):
         _below_maxmemory(client, stored["byte_budget"])
         digest = digest or hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:16]
         coordinator = cls(client, run, **options)
+        coordinator._ledger.scripts.load()  # those too that only workers and the trainer use, who may not be allowed to
         rules = "".join(f"{stored[name] or 0} " for name in RULES.split())
         pairs = [item for pair in stored.items() for item in pair]
         code = coordinator._ledger.run("create", keys.SCHEMA, digest, rules, *pairs)[0]

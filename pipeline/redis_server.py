@@ -33,8 +33,14 @@ POLL_S = 0.02
 RESTARTS = 5  # of a server that ends by itself, in a row:
 STABLE_S = 60.0  # each this soon after its start
 REDIS_AWAY_S = 60.0  # every process waits this long for a Redis that went away, and ends then
-# the second is no kind of the first; the third: full, until a checkpoint makes room
-AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError)
+# the second is no kind of the first; the third: full, until a checkpoint makes room; the fourth: started anew, until
+# the coordinator has loaded the scripts
+AWAY = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.NoScriptError,
+)
 Answer = TypeVar("Answer")
 INSTALL = "install one: `apt-get install redis-server`, or `pip install 'headrace[embedded]'`, or set REDIS_URL"
 CONFIG = """\
