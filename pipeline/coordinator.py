@@ -55,6 +55,7 @@ __all__ = [
 
 RELEASE_REASONS = ("failed", "retry", "cancelled", "lost")
 PROMPTS_A_CALL = 500
+WHY = 300  # characters of a reason that are kept
 
 
 class Coordinator(TrainerCalls):
@@ -161,11 +162,12 @@ class Coordinator(TrainerCalls):
             return Placed(answer[0])
         return {"SURPLUS": Surplus(), "FILTERED": Filtered()}.get(code) or Refused(code)
 
-    def release(self, entry: str, reason: str) -> bool:
-        """Give an entry back: "failed" | "retry" | "cancelled" | "lost". False: it was in flight no longer."""
+    def release(self, entry: str, reason: str, why: str = "") -> bool:
+        """Give an entry back: "failed" | "retry" | "cancelled" | "lost". False: it was in flight no longer. why: what
+        happened, which a run that stops after many failures tells of the last one."""
         if reason not in RELEASE_REASONS:
             raise ValueError(f"expected one of {', '.join(RELEASE_REASONS)}, found {reason!r}")
-        _, answer = self._ledger.run("release", entry, reason, extra=(keys.entry(self.run, entry),))
+        _, answer = self._ledger.run("release", entry, reason, " ".join(why.split())[:WHY], extra=(keys.entry(self.run, entry),))
         self._reserved.pop(entry, None)
         return bool(answer[0])
 

@@ -16,7 +16,7 @@ Every event has `kind`, `ms`, and the fields of its kind:
     moved            entry from buffer                      pulled forward
     surplus          entry prompt                           finished, and no buffer needs it
     filtered         entry prompt                           finished, and its group carries no signal
-    released         entry prompt worker reason             failed retry cancelled lost surplus
+    released         entry prompt worker reason why         failed retry cancelled lost surplus; why: for a person
     truncate         entry worker                           the worker shall finish it with what it has
     dropped          entry prompt                           a trainer that joined had trained it already
     consumed         buffer entries                         in the batch's order

@@ -161,18 +161,18 @@ class Worker:
             self.counts["tool_calls"] += sum(int(t.metrics["tool_calls"]) for t in trajectories)
         except NoEngine as error:
             log.warning("%s", error)
-            await self._release(entry, "lost")  # no fault of the prompt's
+            await self._release(entry, "lost", error)  # no fault of the prompt's
         except LedgerGone:
             raise
         except HeadraceError as error:
             log.info("entry %s of prompt %s is given back: %s", entry, reservation.prompt, error)
-            await self._release(entry, "retry" if group.truncated else "failed")
-        except Exception:
+            await self._release(entry, "retry" if group.truncated else "failed", error)
+        except Exception as error:
             log.exception("entry %s: not foreseen", entry)
-            await self._release(entry, "failed")
+            await self._release(entry, "failed", f"{type(error).__name__}: {error}")
 
-    async def _release(self, entry: str, reason: str) -> None:
-        await self.ledger(self.coordinator.release, entry, reason)
+    async def _release(self, entry: str, reason: str, why: object = "") -> None:
+        await self.ledger(self.coordinator.release, entry, reason, str(why))
 
     # -- beside it
 

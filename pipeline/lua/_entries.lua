@@ -31,26 +31,29 @@ local function delete_payloads(worker, ids)
 end
 
 -- RESERVED -> RELEASED. failed and retry count as attempts and lost toward max_lost; cancelled and surplus toward nothing.
-local function release(entry, reason)
+-- why: what happened, for a person
+local function release(entry, reason, why)
   local e = redis.call('HMGET', entry_key(entry), 'prompt', 'worker', 'deadline', 'exponential')
   local prompt, worker = e[1], e[2]
   unreserve(entry, worker, tonumber(e[3]))
   bury(entry, reason == 'surplus' and 'SURPLUS' or 'RELEASED', reason)
   redis.call('HINCRBY', COUNTERS, 'released:' .. reason, 1)
-  record('released', 'entry', entry, 'prompt', prompt, 'worker', worker, 'reason', reason)
+  why = why or ''
+  record('released', 'entry', entry, 'prompt', prompt, 'worker', worker, 'reason', reason, 'why', why)
 
   if reason == 'cancelled' or reason == 'surplus' then return idle(prompt, tonumber(e[4])) end
+  local last = why == '' and '' or '; the last one: ' .. why
   local spent = reason == 'lost' and 'lost' or 'attempts'
   local limit = tonumber(field('max_' .. spent))
   if redis.call('HINCRBY', prompt_key(prompt), spent, 1) >= limit then
-    quarantine(prompt, reason .. ' ' .. limit .. ' times')
+    quarantine(prompt, reason .. ' ' .. limit .. ' times' .. last)
   else
     retry(prompt)
   end
   if reason ~= 'failed' then return end
   local failures = redis.call('HINCRBY', RUN, 'consecutive_failures', 1)
   if failures >= tonumber(field('max_consecutive_failures')) then
-    stop(failures .. ' failures in a row, and not one finished trajectory between them' .. GO_ON)
+    stop(failures .. ' failures in a row, and not one finished trajectory between them' .. last .. GO_ON)
   end
 end
 

@@ -19,7 +19,7 @@ local released = {}
 open_window()
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', WORKERS, '-inf', now - 1)) do
   for _, entry in ipairs(redis.call('ZRANGE', worker_key(worker) .. ':entries', 0, -1)) do
-    release(entry, 'lost')
+    release(entry, 'lost', 'its worker is gone')
     released[#released + 1] = entry
   end
   redis.call('ZREM', WORKERS, worker)
@@ -30,7 +30,7 @@ end
 for _, worker in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
   local old = redis.call('ZRANGEBYSCORE', worker_key(worker) .. ':entries', '-inf', now - tonumber(field('max_age_ms')))
   for _, entry in ipairs(old) do
-    release(entry, 'failed')
+    release(entry, 'failed', 'not finished within buffers.max_age_s')
     released[#released + 1] = entry
   end
 end

@@ -81,6 +81,18 @@ def test_the_run_stops_after_many_failures_in_a_row_and_resumes_by_hand(new_run)
     assert d.reserve().version == 0
 
 
+def test_a_run_that_stops_after_many_failures_names_the_last_one(new_run):
+    d = new_run(max_consecutive_failures=2, max_attempts=1)
+    d.c.release(d.reserve().entry, "failed", "the tool did not answer")
+    d.c.release(d.reserve().entry, "failed", "KeyError: 'answer'\n" + "x" * 999)
+    stopped = d.c.fields()["stopped"]
+    assert "the last one: KeyError: 'answer' xxx" in stopped and "`headrace up` goes on" in stopped
+    assert len(stopped) < 600, "of a reason, no more than a person reads"
+    assert "the tool did not answer" not in stopped
+    quarantined = [e.fields["reason"] for e in d.c.wait("0", 0) if e.kind == "quarantined"]
+    assert quarantined[0] == "failed 1 times; the last one: the tool did not answer"
+
+
 def test_resume_gives_prompts_in_quarantine_a_new_chance(new_run):
     d = new_run(prompts=2, max_attempts=1, max_lost=1)
     d.c.release(d.reserve().entry, "failed")
