@@ -2,6 +2,7 @@
 
     cli.py                  settings, `up`, `eval`, `doctor`, and one process each
     cli_reports.py          a run that is there: read it, tell it
+    cli_look.py             a run that is there: watch it
     cli_environments.py     a user's own environment, before it trains
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 stopped by Ctrl-C.
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import click
 
-from pipeline import cli_environments, cli_reports
-from pipeline.cli_options import json_option, redis_option, show
+from pipeline import cli_environments, cli_look, cli_reports
+from pipeline.cli_options import json_option, redis_option, run_argument, show
 
 RUN_TOML = click.Path(dir_okay=False, path_type=Path)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
@@ -71,7 +72,7 @@ def cli():
     """
 
 
-for command in (*cli_reports.COMMANDS, cli_environments.environments):
+for command in (*cli_reports.COMMANDS, *cli_look.COMMANDS, cli_environments.environments):
     cli.add_command(command)
 
 
@@ -135,7 +136,7 @@ def up(run_toml, overrides, redis_url):
 
 @cli.command("eval")
 @click.argument("checkpoint")
-@click.option("--run", help="The run that CHECKPOINT belongs to, by name or RUN.toml.")
+@run_argument
 @click.option("--engine", metavar="URL", help="An idle SGLang server to load it into; else one is started.")
 @json_option
 def evaluate(checkpoint, run, engine, as_json):

@@ -11,9 +11,7 @@ import json
 
 import click
 
-from pipeline.cli_options import json_option, redis_option, show
-
-run_argument = click.argument("run", required=False)
+from pipeline.cli_options import json_option, redis_option, run_argument, show
 
 
 @click.command()
@@ -33,9 +31,10 @@ def down(run, as_json):
 def status(run, redis_url, as_json):
     """Where a run is, and what each of its processes does or waits for."""
     from pipeline import reports
+    from pipeline.run_folder import find_run
 
     with reports.ledger_of(run, redis_url) as ledger:
-        show(reports.status(ledger), as_json)
+        show(reports.status(ledger, find_run(run), redis_url), as_json)
 
 
 @click.command()

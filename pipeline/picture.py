@@ -22,9 +22,13 @@ WIDE = 120
 ENGINE_STYLES = {"ready": "green", "failed": "red"}
 
 
-def render(s: Snapshot, height: int = 24, width: int = 80, said: str = "") -> Table:
-    """At most `height` - 1 lines, the last being the cursor's. said: that the picture is no longer true, and why."""
-    line = Text(said, "bold red") if said else Text(s.status["waiting"] or "the trainer goes on", "yellow")
+def render(s: Snapshot, height: int = 24, width: int = 80, said: str = "", alarm: bool = True) -> Table:
+    """At most `height` - 1 lines, the last being the cursor's. said: that the picture is no longer true, and why; an
+    alarm, unless it has merely ended."""
+    waiting = s.status["waiting"]
+    line = Text(waiting, "yellow") if waiting else Text("nothing is waited for: the trainer goes on", "green")
+    if said:
+        line = Text(said, "bold red" if alarm else "bold")
     lines = [head(s, width), line]
     rows = height - len(lines) - 1
     grid = Table.grid(expand=False)
@@ -47,15 +51,14 @@ def render(s: Snapshot, height: int = 24, width: int = 80, said: str = "") -> Ta
 
 
 def one_column(s: Snapshot, rows: int, width: int) -> list[Text]:
-    lines = [*progress(s), *buffers(s, 3, width)]
-    lines += engines(s, 2)
+    lines = [*progress(s), *buffers(s, 3, width), *engines(s, 2)]
     return lines + processes(s, rows - len(lines))
 
 
 def two_columns(s: Snapshot, rows: int, width: int) -> tuple[list[Text], list[Text]]:
     """Both of `rows` lines."""
     left = [*progress(s, width - 30), Text(), *buffers(s, 8, width), Text()]
-    left += chart([m["reward"] for m in s.metrics if "reward" in m], width - 10, rows - len(left))
+    left += chart([m["reward"] for m in s.metrics if "reward" in m], width - 10, min(12, rows - len(left)))
     right = [*engines(s, 8), Text()]
     right += processes(s, max(3, (rows - len(right)) * 2 // 3))
     right += [Text(), *newest(s, rows - len(right) - 1)]
@@ -73,7 +76,7 @@ def head(s: Snapshot, width: int) -> Text:
 def progress(s: Snapshot, curve: int = 48) -> list[Text]:
     """Reward, held-out success, tokens, staleness, and where the trainer's time went."""
     rewards = [m["reward"] for m in s.metrics if "reward" in m]
-    reward = label("reward").append(f"{sparkline(rewards[-curve:])} ")
+    reward = label("reward").append(sparkline(rewards[-curve:]) or "no update yet").append(" ")
     if rewards:
         reward.append(f"{s.mean_reward():.3f}", "bold").append(" mean of 5", "dim")
     held_out = []
@@ -95,7 +98,7 @@ def progress(s: Snapshot, curve: int = 48) -> list[Text]:
 
 def buffers(s: Snapshot, rows: int, width: int) -> list[Text]:
     legend = label("buffers").append("█ occupied ", "green").append("█ reserved ", "yellow").append("░ open", "dim")
-    return [legend, *(buffer_line(view, min(width, 100) - 48) for view in open_buffers(s)[:rows])]
+    return [legend, *(buffer_line(view, min(width, 100) - 49) for view in open_buffers(s)[:rows])]
 
 
 def open_buffers(s: Snapshot) -> list[BufferView]:
@@ -111,6 +114,8 @@ def buffer_line(view: BufferView, width: int) -> Text:
 
 
 def engines(s: Snapshot, rows: int) -> list[Text]:
+    if s.resting:
+        return []
     views = [EngineView(**engine) for engine in s.status.get("engines", ())]
     ready = sum(view.state == "ready" for view in views)
     title = label("engines").append(f"{ready} of {len(views)} ready", "" if ready else "yellow")
@@ -126,11 +131,14 @@ def engine_line(view: EngineView, load: int) -> Text:
 
 def processes(s: Snapshot, rows: int) -> list[Text]:
     """What each does; if there are more than `rows`, how many more."""
-    return at_most(s.processes, rows, process_line) or [label("processes").append("none reports", "yellow")]
+    if s.resting:
+        return []
+    title = label("processes").append("" if s.processes else "none reports", "dim")
+    return [title, *at_most(s.processes, rows - 1, process_line)]
 
 
 def process_line(process: dict) -> Text:
-    return label(process["name"][:11]).append(doing(process), "yellow" if process.get("waiting") else "")
+    return label(f"  {process['name']}").append(doing(process), "yellow" if process.get("waiting") else "")
 
 
 def newest(s: Snapshot, rows: int) -> list[Text]:
@@ -166,7 +174,7 @@ def chart(values: Sequence[float], width: int, height: int) -> list[Text]:
 
 
 def label(name: str) -> Text:
-    return Text().append(f"{name:<12}" if len(name) < 12 else f"{name} ", "cyan")
+    return Text().append(f"{name:<13}" if len(name) < 13 else f"{name} ", "cyan")
 
 
 def bar(parts: Iterable[tuple[float, str]], total: float, width: int) -> Text:

@@ -18,11 +18,13 @@ from pipeline import engine_list, evals, keys
 from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from pipeline.crew import scaled, want_workers, wanted_workers
+from pipeline.doing import doing
 from pipeline.errors import HeadraceError
 from pipeline.programs import TRAINER_GRACE_S
 from pipeline.progress import read_processes, read_shares
 from pipeline.redis_server import RedisServer, connect, find_url
 from pipeline.run_folder import find_run, holder_of, locked
+from pipeline.run_state import run_state
 
 DOWN_TIMEOUT_S = TRAINER_GRACE_S + 60
 
@@ -47,7 +49,7 @@ def ledger_of(
         if url is None and tell:
             raise HeadraceError(f"the run {config.run.name!r} is not up, and a new `headrace up` takes its settings")
         if url is None:
-            url = stack.enter_context(_served(config))
+            url = stack.enter_context(served(config))
         client = stack.enter_context(connect(url, timeout_s=5))
         try:
             yield Coordinator(client, config.run.name)
@@ -56,7 +58,7 @@ def ledger_of(
 
 
 @contextlib.contextmanager
-def _served(config: Config) -> Iterator[str]:
+def served(config: Config) -> Iterator[str]:
     """The Redis files of a run that is not up, served for as long as this lasts."""
     if not (config.folder / "redis").is_dir():
         raise HeadraceError(
@@ -71,14 +73,25 @@ def _served(config: Config) -> Iterator[str]:
             server.stop()
 
 
-def status(ledger: Coordinator) -> dict[str, Any]:
-    found = ledger.status()
-    evaluations = [evals.as_line(e) for e in evals.read_all(ledger.client, ledger.run) if e.state == "done"]
+def status(ledger: Coordinator, config: Config, redis_url: str | None = None) -> dict[str, Any]:
+    """Of a run that is not up, only what it has done: who did it is gone, and the next update waits for nobody."""
+    found, reported = ledger.status(), processes(ledger)
+    state = run_state(config, found, reported, redis_url)
+    if state.name != "up":
+        found |= {"trainer": "", "engines": [], "workers": [], "waiting": state.sentence}
+        reported = []
+    evaluations = [evaluation(e) for e in evals.read_all(ledger.client, ledger.run)]
     server = ledger.client.connection_pool.connection_kwargs  # its address for redis-cli, without a password
     address = server.get("path") or f"{server['host']}:{server['port']}"
-    shown = {"run": ledger.run, "redis": address}
+    shown = {"run": ledger.run, "state": str(state), "redis": address}
     shown |= found | {"trainer_time": read_shares(ledger.client, ledger.run)}
-    return shown | {"evaluations": evaluations, "processes": processes(ledger)}
+    return shown | {"evaluations": evaluations, "processes": reported}
+
+
+def evaluation(found: evals.Evaluation) -> dict[str, Any]:
+    """Done or not: one that failed says why."""
+    names = ("version", "state", "success", "stderr", "trajectories", "seconds", "error")
+    return {name: getattr(found, name) for name in names}
 
 
 def processes(ledger: Coordinator) -> list[dict[str, Any]]:
@@ -87,7 +100,7 @@ def processes(ledger: Coordinator) -> list[dict[str, Any]]:
     for process in read_processes(ledger.client, ledger.run):
         shown = {key: process.get(key, "") for key in ("name", "role", "pid", "host")}
         since = max(0, now - int(process.get("since_ms", now))) // 1000
-        rows.append(shown | {"seconds": since, "waits for": process.get("waiting", "")})
+        rows.append(shown | {"seconds": since, "does": doing(process)})
     return rows
 
 
@@ -135,17 +148,18 @@ def prompts(ledger: Coordinator, count: int) -> list[dict[str, Any]]:
 
 
 def workers(ledger: Coordinator) -> list[dict[str, Any]]:
-    doing = {process["name"]: process for process in processes(ledger) if process["role"] == "worker"}
+    reported = {process["name"]: process for process in processes(ledger) if process["role"] == "worker"}
     rows = []
     for worker in ledger.workers():
-        process = doing.get(_process_of(worker["name"]), {})
+        process = reported.get(_process_of(worker["name"]), {})
         rows.append(
             {
                 "worker": worker["name"],
                 "in flight": worker["in_flight"],
                 "draining": worker["drain"],
+                "host": process.get("host", ""),
                 "pid": process.get("pid", ""),
-                "waits for": process.get("waits for", ""),
+                "does": process.get("does", "nothing: it does not report"),
             }
         )
     return rows
@@ -213,36 +227,6 @@ def down(run: str | None) -> dict[str, Any]:
         time.sleep(0.1)
     message = f"the run {config.run.name!r} is down; `headrace up` goes on"
     return {"message": message, "run": config.run.name, "was_up": True}
-
-
-def table(result: dict[str, Any] | list[dict[str, Any]]) -> str:
-    """Columns for a list of rows; `key: value` lines for a dict, with its lists below."""
-    if isinstance(result, dict):
-        plain = {key: value for key, value in result.items() if not _is_rows(value)}
-        width = max(map(len, plain), default=0)
-        lines = [f"{key:<{width}}  {_cell(value)}" for key, value in plain.items()]
-        below = [f"\n{key}\n{table(value)}" for key, value in result.items() if _is_rows(value) and value]
-        return "\n".join(lines + below)
-    if not result:
-        return "(none)"
-    names = list(result[0])
-    rows = [[_cell(row.get(name, "")) for name in names] for row in result]
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in [names, *rows]
-    )
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_cell(v)}" for key, v in value.items()) or "-"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "-" if value in ("", None) else str(value)
 
 
 def _process_of(incarnation: str) -> str:

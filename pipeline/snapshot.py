@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import Redis
 
-from pipeline import evals, keys
+from pipeline import evals
 from pipeline.events import Event, newest
 from pipeline.ledger_types import BufferView
 from pipeline.ledger_view import LedgerView
@@ -37,6 +37,15 @@ class Snapshot:
     processes: list[dict[str, Any]]
     load: dict[str, int] = field(default_factory=dict)  # engine -> entries in flight that it began
     events: list[Event] = field(default_factory=list)  # the newest ones, oldest first
+    created_ms: int = 0
+    resting: bool = False  # it is not up
+
+    def rest(self) -> None:
+        """Of a run that is not up: nobody does anything, whatever its ledger still holds, since its last event."""
+        self.resting, self.processes = True, []
+        self.status |= {"engines": [], "workers": [], "waiting": ""}
+        if self.events:
+            self.elapsed_s = int(self.events[-1].id.split("-")[0]) / 1000 - self.created_ms / 1000
 
     @property
     def version(self) -> int:
@@ -82,10 +91,12 @@ class Snapshots:
             while self._metrics and self._metrics[-1]["version"] >= line["version"]:
                 self._metrics.pop()  # a trainer that resumed makes, and records, its last updates again
             self._metrics.append(line)
+        created_ms = int(ledger.fields()["created_ms"])
+        elapsed_s = time.time() - created_ms / 1000 if self.begun is None else time.monotonic() - self.begun
         return Snapshot(
             self.run,
             self.total_steps,
-            self._elapsed_s(ledger),
+            max(0.0, elapsed_s),
             status,
             ledger.buffers(),
             list(self._metrics),
@@ -93,10 +104,5 @@ class Snapshots:
             read_processes(self.client, self.run),
             ledger.load(),
             newest(self.client, self.run, EVENTS),
+            created_ms,
         )
-
-    def _elapsed_s(self, ledger: LedgerView) -> float:
-        if self.begun is not None:
-            return time.monotonic() - self.begun
-        created_ms = self.client.hget(keys.run(ledger.run), "created_ms")
-        return max(0.0, time.time() - int(created_ms) / 1000)

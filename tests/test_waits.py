@@ -36,6 +36,7 @@ WAITS = {
         "(timeout_s)",
         "pipeline/ledger_view.py: to be created by the coordinator",
     ),
+    "pipeline/onlooker.py Onlooker.watching": ("(period_s)", ALONE),
     "pipeline/redis_server.py RedisServer._wait_until_it_answers": ("(timeout_s)", ALONE),
     "pipeline/redis_server.py RedisServer.start": ("SIGKILL", SHORT),
     "pipeline/redis_server.py RedisServer.stop": ("(timeout_s)", ALONE),

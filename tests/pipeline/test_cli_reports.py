@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import click
 import pytest
 import redis
 
-from pipeline import crew, engine_list, reports
+from pipeline import crew, engine_list, evals, reports
+from pipeline.cli import cli
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
 from pipeline.progress import Progress
@@ -69,13 +71,74 @@ def test_status_and_buffers_tell_where_the_run_is(headrace, ledger):
     status = json.loads(out)
     assert (status["version"], status["reserved"]) == (0, 1)
     assert status["redis"].startswith("127.0.0.1:")  # what redis-cli -p needs
-    assert status["processes"][0]["waits for"] == "buffer 0: 0 of 64 occupied"
+    assert status["processes"][0]["does"] == "waits for buffer 0: 0 of 64 occupied"
     text = headrace("status", "small")[1]
     assert "buffer 0: 0 of 64 occupied" in text
     buffers = json.loads(headrace("buffers", "small.toml", "--json")[1])
     assert [row["buffer"] for row in buffers] == [0, 1, 2]
     assert sum(row["reserved"] for row in buffers) == 1
     assert "PENDING" in headrace("buffers")[1]
+
+
+def test_a_run_that_is_not_up_does_not_look_as_if_it_were(headrace):
+    headrace("init", "ended", "--recipe", "demo")
+    config = load("ended.toml")
+    open_folder(config)
+    server = RedisServer.start(config.folder / "redis")
+    with redis.Redis.from_url(server.url) as client:
+        ledger = Coordinator.create(client, "ended", config.ledger_settings)
+        ledger.add_prompts([{"id": "p0"}])
+        ledger.register_engine("engine-0", 0)
+        ledger.join("trainer-1", 0)
+        ledger.reserve("worker-0-abc", "engine-0")
+        Progress(client, "ended", "trainer", "trainer").busy_for(3600, update="0 on 64 trajectories")  # was killed
+        with locked(config.folder) as lock:
+            lock.write(redis=server.url)
+            up = json.loads(headrace("status", "--json")[1])
+            assert up["state"].startswith("up: `headrace up`, process") and up["trainer"] == "trainer-1"
+            assert up["processes"][0]["does"] == "update 0 on 64 trajectories"
+    server.stop()
+    status = json.loads(headrace("status", "ended", "--json")[1])
+    down = "nothing runs, 0 of 60 updates are made; `headrace up` goes on with ended"
+    assert (status["state"], status["waiting"]) == (f"down: {down}", down)
+    assert (status["trainer"], status["engines"], status["workers"], status["processes"]) == ("", [], [], [])
+    assert status["reserved"] == 1, "what the ledger holds is told all the same"
+
+
+def test_a_run_that_has_stopped_itself_says_why_first(headrace, ledger):
+    ledger.stop("3 failures in a row; the last one: the tool did not answer")
+    out = headrace("status", "small")[1].splitlines()
+    assert out[1].split(maxsplit=1)[1] == "stopped: 3 failures in a row; the last one: the tool did not answer"
+
+
+def test_an_evaluation_that_failed_is_in_the_status_with_its_reason(headrace, ledger):
+    evals.request(ledger.client, "small", 0)
+    evals.fail(ledger.client, "small", 0, "", "no worker has claimed it within 60 s")
+    assert "no worker has claimed it within 60 s" in headrace("status")[1]
+    (found,) = json.loads(headrace("status", "--json")[1])["evaluations"]
+    assert (found["version"], found["state"], found["success"]) == (0, "failed", None)
+
+
+def test_workers_are_listed_with_what_they_do(headrace, ledger):
+    assert "nothing: it does not report" in headrace("workers", "list")[1]
+    progress = Progress(ledger.client, "small", "worker-0", "worker")
+    progress.working(in_flight=8, tokens_s=41, failures=0, evaluating="")
+    assert "8 episodes in flight, 41 tokens/s" in headrace("workers", "list")[1]
+    Progress(ledger.client, "small", "worker-0", "worker").working(evaluating=15)
+    (row,) = json.loads(headrace("workers", "list", "--json")[1])
+    assert row["does"] == "evaluates version 15" and row["host"]
+
+
+def test_every_command_on_a_run_takes_it_as_its_last_argument_or_by_name(headrace, ledger):
+    groups = ({"cli": cli}, cli.commands["workers"].commands, cli.commands["engines"].commands, cli.commands)
+    commands = [c for group in groups for c in group.values() if any(p.name == "run" for p in c.params)]
+    assert len(commands) >= 14
+    for command in commands:
+        assert [p.name for p in command.params if isinstance(p, click.Argument)][-1] == "run"
+        assert "--run" in [option for p in command.params for option in p.opts]
+    assert headrace("buffers", "small")[1] == headrace("buffers", "--run", "small")[1]
+    code, _, err = headrace("buffers", "small", "--run", "other")
+    assert code == 2 and "one run, please" in err
 
 
 def test_prompts_are_listed_the_most_uncertain_first(headrace, ledger):
