@@ -80,9 +80,9 @@ def journey(sglang, admin, redis_url, tmp_path_factory):
         c.add_prompts([{"id": p["id"], "payload": json.dumps(p).encode()} for p in problems])
         c.join("trainer", 0)
         model = shard(policy.load(sglang.model_path), ranks, "float32")
-        updater = Updater(model, make_optimizer(model, config), config, ranks, share_rows=True)
+        updater = Updater(model, make_optimizer(model, config), config, ranks, layout="rows")
         for version, folder in enumerate(folders):
-            manifest = write_weights(model, folder, version, sglang.model_path, "float32", probe)
+            manifest = write_weights(model, folder, version, sglang.model_path, "float32", probe).manifest
             c.publish("trainer", version, str(folder), manifest.digest)
             if version == 2:
                 break

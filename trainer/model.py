@@ -5,10 +5,10 @@
                                                                    ▼ 1024 at a time, once more in the backward pass
                                                     lm_head ─▶ logits [1024, V] ─▶ log_softmax(logits / temperature)
 
-Packed rows: no attention mask is given, only positions that restart with every trajectory. transformers derives from
-them a causal, block-diagonal mask for whatever attention the model uses (sdpa here; sliding windows included). A model
-that does not restart with the positions (recurrent or linear attention) is recognised when it is loaded, see
-`shares_rows`; its rows then hold one trajectory each, which is right for every causal model.
+Attention within each trajectory: trainer/attention.py, for a model that takes it. For others no mask is given, only
+positions that restart with every trajectory, and transformers derives a causal, block-diagonal mask from them. A model
+that does not restart with the positions (recurrent or linear attention) has one trajectory a row. Which of the three it
+is, is measured when a model is loaded: `attention.suit`.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from pipeline.errors import HeadraceError
+from trainer import attention
 from trainer.packing import MicroBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,7 +49,7 @@ def load(path: Path) -> PreTrainedModel:
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
+            path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers, safetensors and json each raise their own kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -68,6 +69,9 @@ def action_logprobs(
     """
     layers, whole = model.get_decoder(), type(model).forward
     inputs = {"input_ids": batch.tokens, "position_ids": batch.positions, "use_cache": False}
+    if model.config._attn_implementation == attention.NAME:
+        inputs |= {name: inputs[name].view(1, -1) for name in ("input_ids", "position_ids")}
+        inputs |= attention.borders(batch.lengths, batch.tokens.device)
 
     def of_rows(hidden: torch.Tensor, targets: torch.Tensor, outputs):
         # What a model does after its layers is its own affair: a head, and then perhaps a scale or a soft cap.
@@ -116,17 +120,3 @@ def _replaced(module: torch.nn.Module, forward: Callable):
         yield
     finally:
         module.__dict__.pop("forward", None)
-
-
-@torch.no_grad()
-def shares_rows(model: PreTrainedModel, device: torch.device) -> bool:
-    """Whether two trajectories in one row are computed as if each were alone; measured, once, on eight tokens."""
-    ids = torch.arange(8, device=device) % model.config.get_text_config().vocab_size
-    positions = torch.arange(4, device=device).repeat(2)
-
-    def second(tokens, positions):
-        logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
-        return logits.reshape(8, -1)[4:].float()
-
-    alone, together = (second(ids.view(shape), positions.view(shape)) for shape in ((2, 4), (1, 8)))
-    return bool((alone - together).abs().max() <= 0.02 * alone.std())

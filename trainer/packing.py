@@ -1,47 +1,76 @@
-"""Trajectories of very different lengths side by side in dense rows, none of which knows of the others.
+"""Trajectories of very different lengths in micro-batches of at most `budget` tokens; none knows of the others.
 
-    one micro-batch, at most `budget` cells          positions restart with every trajectory, which is what keeps
-    ┌──────────────────────────┐                     them apart: attention is causal and stays within one trajectory
-    │ 0 1 2 3 4 5 6 7 8 9 . . 19│  the longest
-    │ 0 1 2 3 . . 11│0 1 2 . . 7│  two that fit      rows are as wide as the longest: attention costs rows · width²
-    │ 0 1 2 . . 9│0 1 2 . 7│pad │
+    flat                                           one row, nothing padded; attention stays within a trajectory, see
+    │ 0 1 2 … 19│0 1 … 11│0 1 … 7│0 1 2 … 9│       trainer/attention.py
+
+    rows                                           for models that tell trajectories apart by their positions alone:
+    ┌──────────────────────────┐                   as wide as the longest, and attention costs rows · width²
+    │ 0 1 2 3 4 5 6 7 8 9 … 19 │
+    │ 0 1 2 3 … 11│0 1 2 … 7   │                   alone: a row for each, for models that do not (recurrent ones)
+    │ 0 1 2 … 9│0 1 2 … 7│pad  │
     └──────────────────────────┘
 
 What is computed for a trajectory does not depend on where it lies. A plan is a pure function of the lengths, so every
 rank knows the plan of all ranks.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
+from typing import Literal
 
 import numpy as np
 import torch
 
 from pipeline.trajectory import Trajectory
 
+Layout = Literal["flat", "rows", "alone"]
 Rows = list[list[int]]  # of trajectory indices: what lies in each row of one micro-batch
 
 
-def plan(lengths: Sequence[int], budget: int, ranks: int = 1, share_rows: bool = True) -> list[list[Rows]]:
+def plan(
+    lengths: Sequence[int], budget: int, ranks: int = 1, layout: Layout = "flat", attention: float = 0.0
+) -> list[list[Rows]]:
     """For each rank its micro-batches, equally many on every rank (collectives must match): plan[rank][k] -> Rows.
 
     lengths     [n] tokens of each trajectory
     budget      cells (rows · width) of one micro-batch; a longer trajectory gets one of its own
-    share_rows  False: one trajectory a row, for models that do not restart with the positions
+    attention   what a token costs for each token before it, of what it costs anyway; a trajectory: L + attention · L²
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for i in order:
-        lightest = loads.index(min(loads))
-        shares[lightest].append(i)
-        loads[lightest] += lengths[i]
-    batches = [_micro_batches(share, lengths, budget, share_rows) for share in shares]
+    shares = _spread(order, [length + attention * length * length for length in lengths], ranks)
+    if layout == "flat":
+        count = max(_fewest(share, lengths, budget) for share in shares)
+        return [[[members] if members else [] for members in _spread(share, lengths, count)] for share in shares]
+    batches = [_dense(share, lengths, budget, share_rows=layout == "rows") for share in shares]
     most = max(1, *map(len, batches))
     return [own + [[]] * (most - len(own)) for own in batches]
 
 
-def _micro_batches(share: list[int], lengths: Sequence[int], budget: int, share_rows: bool) -> list[Rows]:
+def _spread(order: Iterable[int], weights: Sequence[float], count: int) -> list[list[int]]:
+    """`count` shares about equally heavy: each of `order`, heaviest first, goes to the lightest."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    lightest = [(0.0, k) for k in range(count)]
+    heapify(lightest)
+    for i in order:
+        load, k = lightest[0]
+        shares[k].append(i)
+        heapreplace(lightest, (load + weights[i], k))
+    return shares
+
+
+def _fewest(share: list[int], lengths: Sequence[int], budget: int) -> int:
+    """In how many micro-batches it fits; in more it fits as well."""
+    count = max(1, math.ceil(sum(min(lengths[i], budget) for i in share) / budget))
+    while any(
+        len(members) > 1 and sum(lengths[i] for i in members) > budget for members in _spread(share, lengths, count)
+    ):
+        count += 1
+    return count
+
+
+def _dense(share: list[int], lengths: Sequence[int], budget: int, share_rows: bool) -> list[Rows]:
     """First fit, longest first."""
     batches: list[Rows] = []
     while share:
@@ -75,6 +104,7 @@ class MicroBatch:
     rollout            [n] float32 nats, their log-probs as the engines reported them
     members            the trajectories (indices into the update) whose action tokens follow one another in [n]
     counts             action tokens of each member; they sum to n
+    lengths            of what the flattened cells hold, one after another: trajectories, and padding
     """
 
     tokens: torch.Tensor
@@ -84,17 +114,17 @@ class MicroBatch:
     rollout: torch.Tensor
     members: list[int]
     counts: list[int]
+    lengths: list[int]
 
     def to(self, device: torch.device) -> "MicroBatch":
-        tensors = (self.tokens, self.positions, self.sources, self.targets, self.rollout)
-        return MicroBatch(*(tensor.to(device) for tensor in tensors), members=self.members, counts=self.counts)
+        names = ("tokens", "positions", "sources", "targets", "rollout")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def without(self, rejected: torch.Tensor) -> "MicroBatch":
         """The same forward pass with fewer action tokens; rejected: [n] bool."""
         kept = ~rejected
-        actions = (tensor[kept] for tensor in (self.sources, self.targets, self.rollout))
-        counts = [int(part.sum()) for part in kept.split(self.counts)]
-        return MicroBatch(self.tokens, self.positions, *actions, members=self.members, counts=counts)
+        actions = {name: getattr(self, name)[kept] for name in ("sources", "targets", "rollout")}
+        return replace(self, **actions, counts=[int(part.sum()) for part in kept.split(self.counts)])
 
 
 def pack(rows: Rows, trajectories: Sequence[Trajectory]) -> MicroBatch:
@@ -104,7 +134,7 @@ def pack(rows: Rows, trajectories: Sequence[Trajectory]) -> MicroBatch:
     positions = np.zeros_like(tokens)  # padding: each cell a sequence of its own
     count = np.arange(width)
     sources, targets, rollout = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
-    members, counts = [], []
+    members, counts, lengths = [], [], []
     for r, row in enumerate(rows):
         start = 0
         for i in row:
@@ -118,9 +148,12 @@ def pack(rows: Rows, trajectories: Sequence[Trajectory]) -> MicroBatch:
             rollout.append(t.rollout_logprobs[actions])
             members.append(i)
             counts.append(len(actions))
+            lengths.append(len(t.tokens))
             start = end
+        if start < width:
+            lengths.append(width - start)
     arrays = (tokens, positions, *map(np.concatenate, (sources, targets, rollout)))
-    return MicroBatch(*map(torch.from_numpy, arrays), members=members, counts=counts)
+    return MicroBatch(*map(torch.from_numpy, arrays), members=members, counts=counts, lengths=lengths or [width])
 
 
 def action_places(t: Trajectory) -> np.ndarray:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from pipeline.config import Config
+from trainer.attention import suit
 from trainer.model import load
 from trainer.ranks import Ranks
 from trainer.sharding import shard
@@ -22,7 +23,9 @@ def make_reference(path: Path, config: Config, ranks: Ranks) -> PreTrainedModel 
     """The model in a Hugging Face folder, without gradients; None if nothing uses it."""
     if config.loss.kl == 0:
         return None
-    return shard(load(path).requires_grad_(False), ranks, config.model.dtype)
+    model = load(path).requires_grad_(False)
+    suit(model, model.device)
+    return shard(model, ranks, config.model.dtype)
 
 
 @torch.no_grad()

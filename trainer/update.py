@@ -4,51 +4,53 @@
               trajectories ──K minibatches──▶ plan ──▶ pack ──▶ micro-batches of this rank
     update    (rejection: log-probs ──▶ fewer action tokens ──estimate──▶ Ã)
               each micro-batch ──▶ loss / (ΣL / K), backward      ┐ per minibatch,
-              clip the global gradient norm ──▶ AdamW             ┘ one step each
-              (reference "ewma": one step after the policy)
+              clip the global gradient norm ──▶ AdamW             ┘ one step each, at the update's learning rate
+              not finite: the step is skipped, with its cause
+              (reference "ewma": one step after the policy, if that has moved)
 
 Every rank has all trajectories and computes its share; gradients are summed by FSDP2, metrics by `combine`. Nothing
 depends on how the trajectories were packed or shared out.
+
+Nothing here is random: the same batches on as many ranks give the same bits on a CPU. On GPUs they need not: the
+backward passes of attention, gather and index_select add with atomics, in any order, and cuBLAS may split a sum.
+(torch.use_deterministic_algorithms and CUBLAS_WORKSPACE_CONFIG=:4096:8 forbid both, at a price.) There a resume is exact
+in what it begins from, and equal to rounding from then on.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
 from pipeline.config import Config
 from pipeline.trajectory import Trajectory
+from trainer import attention
 from trainer.aggregation import Divisors, divisors_of
-from trainer.batch import Prepared, TrainingFailed, advantages_of, describe
-from trainer.loss import combine, policy_loss
+from trainer.batch import Prepared, advantages_of, describe
+from trainer.loss import policy_loss
+from trainer.mismatch import MismatchAlarm
 from trainer.model import action_logprobs
-from trainer.packing import MicroBatch, pack, plan
+from trainer.not_finite import Values
+from trainer.out_of_memory import advising
+from trainer.packing import Layout, MicroBatch, pack, plan
 from trainer.ranks import Ranks
 from trainer.reference import follow
-from trainer.rejection import rejected
-
-
-def make_optimizer(model, config: Config) -> torch.optim.AdamW:
-    settings = config.optimizer
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,  # of sharded parameters, eight times faster on a CPU
-    )
+from trainer.rejection import mismatch, rejected, rejection_metrics
+from trainer.step import Proximal, Stepper, of_steps
+from trainer.throughput import costs_of, peak_memory_gib
 
 
 class Updater:
-    """Model and optimizer of one run. `share_rows`: see trainer/model.py; `reference`: see trainer/reference.py."""
+    """Model and optimizer of one run. `layout`: see trainer/packing.py; `reference`: see trainer/reference.py."""
 
     def __init__(
-        self, model, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks, share_rows: bool, reference=None
+        self, model, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks, layout: Layout, reference=None
     ):
         self.model, self.optimizer, self.config = model, optimizer, config
-        self.ranks, self.share_rows, self.reference = ranks, share_rows, reference
+        self.ranks, self.layout, self.reference = ranks, layout, reference
+        self.attention = attention.cost(model)
+        self.stepper = Stepper(model, optimizer, config, ranks)
+        self._alarm, self._costs = MismatchAlarm(config.trainer.mismatch_alarm, ranks), costs_of(model)
 
     def prepare(self, trajectories: list[Trajectory]) -> Prepared:
         """Advantages and this rank's packed rows. Any thread may call it, also while another one is in `update`."""
@@ -66,37 +68,58 @@ class Updater:
     def update(self, batch: Prepared, version: int) -> dict[str, float]:
         """Train on one buffer, `minibatches` optimizer steps; version: of the policy before it.
 
-        Returns the loss's metrics (mean over the update's action tokens) and those of `describe`.
-        Raises TrainingFailed, before the optimizer's step, if a gradient is not finite.
+        Returns the loss's metrics (mean over the update's action tokens), without those that are not finite, and those
+        of `describe`. Raises TrainingFailed if trainer.max_skipped optimizer steps in a row were skipped before one
+        more gradient is not finite, or there is not enough memory.
         """
+        rate = self.stepper.set_learning_rate(version)
         minibatches = [[micro.to(self.ranks.device) for micro in own] for own in batch.minibatches]
         proximal = self._proximal(minibatches)
-        counts, advantages = batch.counts, batch.advantages
+        counts, advantages, rejection = batch.counts, batch.advantages, {}
         if advantages is None:
-            minibatches, proximal, counts = self._reject(minibatches, proximal, batch.counts)
+            minibatches, proximal, counts, rejection = self._reject(minibatches, proximal, batch.counts)
             advantages = advantages_of(batch.trajectories, counts, self.config)
         divisors = divisors_of(counts, self.config)
-        steps = [
-            self._step(own, prox, advantages, divisors, version)
-            for own, prox in zip(minibatches, proximal, strict=True)
-        ]
-        if self.reference is not None and self.config.loss.reference == "ewma":
+        metrics = of_steps(
+            [
+                self.stepper.step(
+                    version,
+                    list(zip(own, prox, strict=True)),
+                    lambda micro, prox: self._loss(micro, prox, advantages, divisors),
+                    self._values,
+                    batch.trajectories,
+                )
+                for own, prox in zip(minibatches, proximal, strict=True)
+            ]
+        )
+        moved = metrics["skipped"] < len(minibatches)
+        if moved and self.reference is not None and self.config.loss.reference == "ewma":
             follow(self.reference, self.model, self.config.loss.reference_decay)
-        metrics = {
-            name: max(s[name] for s in steps) if name.endswith("_max") else sum(s[name] for s in steps) / len(steps)
-            for name in steps[0]
-        }
-        if self.config.loss.rejection != "none":
-            metrics |= rejection_metrics(batch.counts, counts)
+        metrics |= rejection
+        if "mismatch_kl" in metrics:
+            alarm = self._alarm.look(version, metrics["mismatch_kl"], batch.trajectories, self.logprobs)
+            metrics["mismatch_alarm"] = alarm
         described = describe(batch.trajectories, counts, advantages, self.config, version)
-        return metrics | described | {"lr": self.config.optimizer.lr}
+        return metrics | described | {"lr": rate} | self._work(batch)
+
+    def _work(self, batch: Prepared) -> dict[str, float]:
+        """What the update has computed, and the memory that it took on the rank that took most."""
+        settings, lengths = self.config.loss, [len(t.tokens) for t in batch.trajectories]
+        before = settings.proximal == "recompute" and (len(batch.minibatches) > 1 or settings.rejection != "none")
+        passes = 3 + before + (self.reference is not None)
+        peak = max(self.ranks.gather(peak_memory_gib(self.ranks.device)))
+        return {
+            "flops": passes * self._costs.forward(lengths, int(batch.counts.sum())),
+            "peak_memory_gib": round(peak, 3),
+        }
 
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """[L] float32 nats of each trajectory's action tokens, of the policy as it is now; the same on every rank."""
         own = {}
         for micro in self._micro_batches(trajectories, range(len(trajectories))):
-            found = self._logprobs(micro.to(self.ranks.device))[0].cpu()
+            with advising("log-probs", self.config, self.ranks.device, micro):
+                found = self._logprobs(micro.to(self.ranks.device))[0].cpu()
             own |= {i: part.numpy() for i, part in zip(micro.members, found.split(micro.counts), strict=True)}
         self.model.reshard()  # which otherwise a backward pass does
         everyone = {i: part for rank in self.ranks.gather(own) for i, part in rank.items()}
@@ -105,66 +128,61 @@ class Updater:
     def _micro_batches(self, trajectories: Sequence[Trajectory], members: Sequence[int]) -> list[MicroBatch]:
         """This rank's share of the trajectories `members`."""
         lengths = [len(trajectories[i].tokens) for i in members]
-        own = plan(lengths, self.config.trainer.token_budget, self.ranks.size, self.share_rows)[self.ranks.rank]
-        named = ([[members[i] for i in row] for row in rows] for rows in own)
+        shares = plan(lengths, self.config.trainer.token_budget, self.ranks.size, self.layout, self.attention)
+        named = ([[members[i] for i in row] for row in rows] for rows in shares[self.ranks.rank])
         return [pack(rows, trajectories) for rows in named]
 
-    def _proximal(self, minibatches: list[list[MicroBatch]]) -> list[list[torch.Tensor | None]]:
+    def _proximal(self, minibatches: list[list[MicroBatch]]) -> list[list[Proximal]]:
         """Per micro-batch, [n] log-probs of the policy at the start of the update; None: those of its own forward."""
         settings = self.config.loss
         if settings.proximal == "rollout":
             return [[micro.rollout for micro in own] for own in minibatches]
         if len(minibatches) == 1 and settings.rejection == "none":
             return [[None] * len(own) for own in minibatches]
-        with torch.no_grad():
-            return [[self._logprobs(micro)[0] for micro in own] for own in minibatches]
+        found = []
+        for own in minibatches:
+            found.append([])
+            for micro in own:
+                with torch.no_grad(), advising("log-probs", self.config, self.ranks.device, micro):
+                    found[-1].append(self._logprobs(micro)[0])
+        return found
 
     def _reject(self, minibatches: list[list[MicroBatch]], proximal: list[list[torch.Tensor]], counts: np.ndarray):
-        """Minibatches and log-probs without the tokens that trainer and engine disagree about, [n] those left."""
+        """Minibatches and log-probs without the tokens that trainer and engine disagree about, [n] those left, and the
+        metrics of both."""
         settings = self.config.loss
-        fewer, left, own_counts = [], [], {}
+        fewer, left, own_counts, apart = [], [], {}, []
         for own, prox in zip(minibatches, proximal, strict=True):
+            apart += [mismatch(p, m.rollout) for m, p in zip(own, prox, strict=True)]
             out = [rejected(p, m.rollout, self._counts(m), settings) for m, p in zip(own, prox, strict=True)]
             fewer.append([micro.without(o) for micro, o in zip(own, out, strict=True)])
             left.append([p[~o] for p, o in zip(prox, out, strict=True)])
             own_counts |= {
                 i: count for micro in fewer[-1] for i, count in zip(micro.members, micro.counts, strict=True)
             }
-        counts = np.zeros_like(counts)
-        for found in self.ranks.gather(own_counts):
+        before, counts = counts, np.zeros_like(counts)
+        everyone = self.ranks.gather((own_counts, apart))
+        for found, _ in everyone:
             counts[list(found)] = list(found.values())
-        return fewer, left, counts
+        return fewer, left, counts, rejection_metrics(before, counts, [part for _, parts in everyone for part in parts])
 
-    def _step(self, own, proximal, advantages: np.ndarray, divisors: Divisors, version: int) -> dict[str, float]:
-        """One optimizer step over the micro-batches of all ranks, of which `own` are this one's."""
-        self.optimizer.zero_grad()
-        parts = []
-        for micro, prox in zip(own, proximal, strict=True):
-            loss, metrics = self._loss(micro, prox, advantages, divisors)
-            loss.backward()
-            parts.append({name: float(value) for name, value in metrics.items()})
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
-        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        metrics = combine(part for rank in self.ranks.gather(parts) for part in rank) | {"grad_norm": norm}
-        if not np.isfinite(norm):
-            cause = (
-                f"the loss is {metrics['loss']} already, log-probs of the model are not finite"
-                if not np.isfinite(metrics["loss"])
-                else f"the loss is finite ({metrics['loss']:.4g}), the backward pass overflowed"
-            )
-            raise TrainingFailed(
-                f"update {version}: the gradient's norm is {norm}: {cause}. Nothing of this update was applied; lower "
-                f"optimizer.lr (now {self.config.optimizer.lr:g}) or optimizer.max_grad_norm and start again"
-            )
-        self.optimizer.step()
-        return metrics
+    def _values(self, micro: MicroBatch, proximal: Proximal) -> Values:
+        """What the loss is made of, in the order in which it is computed, once more."""
+        values = {"log-probs of the engines": micro.rollout}
+        if proximal is not None:
+            values["log-probs of the policy at the start of the update"] = proximal
+        with torch.no_grad():
+            if self.reference is not None:
+                values["log-probs of the reference"], _ = self._logprobs(micro, self.reference)
+            values["log-probs of the policy"], values["entropies of the policy"] = self._logprobs(micro)
+        return values
 
-    def _loss(self, micro: MicroBatch, proximal: torch.Tensor | None, advantages: np.ndarray, divisors: Divisors):
+    def _loss(self, micro: MicroBatch, proximal: Proximal, advantages: np.ndarray, divisors: Divisors):
         """Loss of one micro-batch and its metrics."""
         settings, weights, reference = self.config.loss, divisors.weights, None
         if self.reference is not None:
             with torch.no_grad():
-                reference, _ = action_logprobs(self.reference, micro, self.config.rollout.temperature)
+                reference, _ = self._logprobs(micro, self.reference)
         logprobs, entropy = self._logprobs(micro)
         loss, metrics = policy_loss(
             logprobs,
@@ -186,15 +204,7 @@ class Updater:
     def _counts(self, micro: MicroBatch) -> torch.Tensor:
         return torch.tensor(micro.counts, dtype=torch.int64, device=self.ranks.device)
 
-    def _logprobs(self, micro: MicroBatch):
-        entropy_gradient = self.config.loss.entropy > 0
-        return action_logprobs(self.model, micro, self.config.rollout.temperature, entropy_gradient)
-
-
-def rejection_metrics(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
-    """Shares of the action tokens, and of the trajectories that had some, which the loss leaves out; counts: [n]."""
-    had = before > 0
-    return {
-        "rejected_fraction": float(1 - after.sum() / max(before.sum(), 1)),
-        "rejected_trajectories": float((after[had] == 0).sum() / max(had.sum(), 1)),
-    }
+    def _logprobs(self, micro: MicroBatch, model=None):
+        """Of the policy, or of another model."""
+        entropy_gradient = model is None and self.config.loss.entropy > 0
+        return action_logprobs(model or self.model, micro, self.config.rollout.temperature, entropy_gradient)

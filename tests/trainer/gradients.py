@@ -10,10 +10,13 @@ import torch
 from pipeline.config import Config, Trainer
 from tests.trainer.ledger import trajectory
 from trainer import model as policy
+from trainer.attention import suit
+from trainer.packing import Layout
 from trainer.ranks import joined
 from trainer.reference import make_reference
 from trainer.sharding import shard
-from trainer.update import Updater, make_optimizer
+from trainer.step import make_optimizer
+from trainer.update import Updater
 
 
 def compute(model: Path, *arguments, **options):
@@ -48,10 +51,12 @@ def settings(
     return config.model_copy(update={"trainer": trainer})
 
 
-def make_updater(ranks, config: Config, share_rows: bool = True) -> Updater:
-    sharded = shard(policy.load(config.model.path), ranks, config.model.dtype)
+def make_updater(ranks, config: Config, layout: Layout | None = None) -> Updater:
+    whole = policy.load(config.model.path)
+    suited = suit(whole, whole.device)
+    sharded = shard(whole, ranks, config.model.dtype)
     reference = make_reference(config.model.path, config, ranks)
-    return Updater(sharded, make_optimizer(sharded, config), config, ranks, share_rows, reference)
+    return Updater(sharded, make_optimizer(sharded, config), config, ranks, layout or suited, reference)
 
 
 def compute_on(
@@ -59,7 +64,7 @@ def compute_on(
     model: Path,
     budget: int,
     minibatches: int = 1,
-    share_rows: bool = True,
+    layout: Layout | None = None,
     trajectories=None,
     updates: int = 1,
     logits: int = policy.ROWS,
@@ -69,7 +74,7 @@ def compute_on(
     all on the same 13 trajectories, with so many rows of logits at a time; options: see `settings`.
     """
     trajectories = trajectories or [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
-    updater = make_updater(ranks, settings(model, budget, minibatches, **options), share_rows)
+    updater = make_updater(ranks, settings(model, budget, minibatches, **options), layout)
     with patch.object(policy, "ROWS", logits):
         for _ in range(updates):
             metrics = updater.update(updater.prepare(trajectories), version=2)

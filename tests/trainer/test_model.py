@@ -1,5 +1,6 @@
 """Log-probs of packed rows against a plain Hugging Face forward of one trajectory at a time."""
 
+import copy
 import json
 
 import numpy as np
@@ -15,12 +16,12 @@ from transformers import (
     GPT2LMHeadModel,
     MistralConfig,
     OPTConfig,
-    RwkvConfig,
 )
 
 from tests.trainer.ledger import trajectory
 from trainer import model as policy
-from trainer.model import ModelError, action_logprobs, shares_rows
+from trainer.attention import suit
+from trainer.model import ModelError, action_logprobs
 from trainer.packing import action_places, pack, plan
 
 SIZES = {
@@ -41,7 +42,7 @@ SHAPES = {
 
 def random_model(config):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     with torch.no_grad():  # far from flat, so that a wrong mask shows
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -61,10 +62,9 @@ def plain(model, trajectories, temperature=1.0):
     return found
 
 
-def packed(model, trajectories, budget, temperature=1.0):
+def packed(model, trajectories, budget, temperature=1.0, layout="flat"):
     found = {}
-    share_rows = shares_rows(model, model.device)
-    for rows in plan([len(t.tokens) for t in trajectories], budget, share_rows=share_rows)[0]:
+    for rows in plan([len(t.tokens) for t in trajectories], budget, layout=layout)[0]:
         batch = pack(rows, trajectories)
         with torch.no_grad():
             parts = action_logprobs(model, batch, temperature)[0].split(batch.counts)
@@ -74,22 +74,13 @@ def packed(model, trajectories, budget, temperature=1.0):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("budget", [1, 150, 4096])
-def test_packed_logprobs_equal_a_plain_forward(tiny_model, budget, temperature):
+@pytest.mark.parametrize("own_attention", [False, True])
+def test_packed_logprobs_equal_a_plain_forward(tiny_model, budget, temperature, own_attention):
     model = policy.load(tiny_model)
     trajectories = [trajectory(seed, longest=100) for seed in range(12)]
-    for ours, expected in zip(
-        packed(model, trajectories, budget, temperature), plain(model, trajectories, temperature), strict=True
-    ):
-        np.testing.assert_allclose(ours, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_other_models_share_rows_too(shape):
-    model = random_model(SHAPES[shape])
-    trajectories = [trajectory(seed, longest=100) for seed in range(8)]
-    assert shares_rows(model, model.device)
-    for ours, expected in zip(packed(model, trajectories, 4096), plain(model, trajectories), strict=True):
-        np.testing.assert_allclose(ours, expected, atol=1e-4)
+    expected, layout = plain(model, trajectories, temperature), "rows" if own_attention else suit(model, model.device)
+    for ours, its in zip(packed(model, trajectories, budget, temperature, layout), expected, strict=True):
+        np.testing.assert_allclose(ours, its, atol=1e-5)
 
 
 class Largest(TorchDispatchMode):
@@ -147,13 +138,6 @@ def test_a_model_that_is_one_with_its_head_is_refused():
 
     with pytest.raises(ModelError, match="Whole has no layers apart from its head"):
         action_logprobs(Whole(SHAPES["learned positions"]), pack([[0]], [trajectory(0)]))
-
-
-def test_a_recurrent_model_is_recognised_and_gets_a_row_for_each_trajectory():
-    config = RwkvConfig(hidden_size=32, num_hidden_layers=2, vocab_size=320, context_length=128)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    assert not shares_rows(model, model.device)
 
 
 def test_entropy_is_that_of_the_tempered_distribution(tiny_model):

@@ -1,24 +1,33 @@
 """Plans and packed rows: pure functions."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.ledger import trajectory
 from trainer.packing import pack, plan
 
+LAYOUTS = ("flat", "rows", "alone")
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 600), st.integers(1, 4), st.booleans())
-def test_a_plan_places_every_trajectory_once_within_the_budget(lengths, budget, ranks, share_rows):
-    planned = plan(lengths, budget, ranks, share_rows)
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    st.integers(1, 600),
+    st.integers(1, 4),
+    st.sampled_from(LAYOUTS),
+)
+def test_a_plan_places_every_trajectory_once_within_the_budget(lengths, budget, ranks, layout):
+    planned = plan(lengths, budget, ranks, layout)
     assert sorted(i for rank in planned for rows in rank for row in rows for i in row) == list(range(len(lengths)))
     assert len({len(rank) for rank in planned}) == 1, "collectives must match"
     for rank in planned:
         for rows in rank:
             width = max((sum(lengths[i] for i in row) for row in rows), default=0)
-            assert width == max((lengths[i] for row in rows for i in row), default=0), "as wide as the longest"
-            assert len(rows) == 1 or len(rows) * width <= budget
-            assert share_rows or all(len(row) == 1 for row in rows)
+            longest = max((lengths[i] for row in rows for i in row), default=0)
+            assert len(rows) <= 1 if layout == "flat" else width == longest, "as wide as the longest"
+            assert len(rows) * width <= budget or sum(map(len, rows)) == 1, "a longer one alone"
+            assert layout != "alone" or all(len(row) == 1 for row in rows)
 
 
 def test_ranks_get_equal_shares_of_the_tokens():
@@ -27,20 +36,43 @@ def test_ranks_get_equal_shares_of_the_tokens():
     assert max(loads) - min(loads) <= max(lengths)
 
 
-def test_little_is_padded():
+def test_ranks_get_equal_shares_of_the_cost_when_attention_is_what_it_is_made_of():
+    lengths = np.random.default_rng(0).lognormal(5, 1.2, 200).astype(int).tolist()
+
+    def heaviest(attention):
+        loads = [
+            sum(lengths[i] + 0.01 * lengths[i] ** 2 for rows in rank for row in rows for i in row)
+            for rank in plan(lengths, 4096, 4, attention=attention)
+        ]
+        return max(loads) / np.mean(loads)
+
+    assert heaviest(0.01) < 1.02 < heaviest(0.0)
+
+
+def test_a_flat_plan_has_as_few_micro_batches_as_possible_and_they_are_about_as_full():
     lengths = np.random.default_rng(1).lognormal(5, 0.8, 200).astype(int).tolist()
     (batches,) = plan(lengths, 8192)
+    tokens = [sum(lengths[i] for row in rows for i in row) for rows in batches]
+    assert len(batches) == -(-sum(lengths) // 8192)
+    assert max(tokens) - min(tokens) < min(lengths) + max(lengths) / 10
+
+
+def test_little_is_padded():
+    lengths = np.random.default_rng(1).lognormal(5, 0.8, 200).astype(int).tolist()
+    (batches,) = plan(lengths, 8192, layout="rows")
     cells = sum(len(rows) * max(lengths[i] for row in rows for i in row) for rows in batches)
     assert sum(lengths) / cells > 0.93
 
 
-def test_packed_rows_hold_tokens_positions_and_only_action_targets():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_packed_rows_hold_tokens_positions_and_only_action_targets(layout):
     trajectories = [trajectory(seed) for seed in range(9)]
-    (batches,) = plan([len(t.tokens) for t in trajectories], 200)
+    (batches,) = plan([len(t.tokens) for t in trajectories], 200, layout=layout)
     seen = []
     for rows in batches:
         batch = pack(rows, trajectories)
         flat = batch.tokens.flatten()
+        assert sum(batch.lengths) == len(flat), "borders cover every cell"
         place = 0
         for member, count in zip(batch.members, batch.counts, strict=True):
             t = trajectories[member]

@@ -75,9 +75,11 @@ def test_tool_tokens_are_neither_trained_on_nor_counted(tiny_model):
         assert trained_on[i].tolist() == t.tokens[t.loss_mask == 1].tolist()
 
 
-@pytest.mark.parametrize(("budget", "share_rows"), [(1, True), (150, True), (4096, True), (4096, False)])
-def test_packing_changes_nothing(tiny_model, one_rank, budget, share_rows):
-    metrics, found, _ = gradients.compute(tiny_model, budget, share_rows=share_rows)
+@pytest.mark.parametrize(
+    ("budget", "layout"), [(1, "flat"), (150, "flat"), (4096, "flat"), (150, "rows"), (4096, "rows"), (4096, "alone")]
+)
+def test_packing_changes_nothing(tiny_model, one_rank, budget, layout):
+    metrics, found, _ = gradients.compute(tiny_model, budget, layout=layout)
     same(metrics, one_rank[0])
     assert distance(found, one_rank[1]) < 1e-5
 
@@ -111,10 +113,10 @@ def test_two_ranks_equal_one_so_no_rank_divides_by_its_own_tokens(tiny_model, tw
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize(("budget", "share_rows"), [(1, True), (4096, False)])
-def test_packing_changes_nothing_in_any_variant_of_the_loss(tiny_model, name, budget, share_rows):
+@pytest.mark.parametrize(("budget", "layout"), [(1, "flat"), (4096, "alone")])
+def test_packing_changes_nothing_in_any_variant_of_the_loss(tiny_model, name, budget, layout):
     metrics, found, _ = gradients.compute(tiny_model, 400, **VARIANTS[name])
-    other, others, _ = gradients.compute(tiny_model, budget, share_rows=share_rows, **VARIANTS[name])
+    other, others, _ = gradients.compute(tiny_model, budget, layout=layout, **VARIANTS[name])
     same(other, metrics)
     assert distance(others, found) < 1e-5
 

@@ -1,0 +1,144 @@
+"""Attention over trajectories that lie one after another in a single row: no mask, and no cell outside a block.
+
+    row      │ trajectory 0     │ trajectory 1 │ trajectory 2        │      cu_seq_lens  0  18  32  53
+    scores   │▙                 .              .                     │      of a row of T tokens only Σ L² / 2 cells,
+             .                  │▙             .                     │      instead of T²
+             .                  .              │▙                    │
+
+The function is registered with transformers under NAME, and the borders reach it as the arguments of a model's forward
+that transformers has for flash attention. On CUDA in 16 bits it is torch's own varlen kernel; elsewhere
+(the CPU, float32) sdpa's causal kernel, trajectory by trajectory.
+
+A model takes it if transformers would run it with flash attention through the same interface: such a model hands every
+peculiarity of its attention over as an argument. Those that are not known here are refused, never left out.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, PreTrainedModel
+
+from pipeline.errors import HeadraceError
+from trainer.packing import Layout
+
+NAME = "headrace"
+UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias")  # what a model may ask of its attention, and not of this one
+
+
+class AttentionUnsuitable(HeadraceError):
+    """A model's attention is not what this function computes."""
+
+    code = "ATTENTION"
+
+
+@torch.no_grad()
+def suit(model: PreTrainedModel, device: torch.device) -> Layout:
+    """How the trajectories of a micro-batch may lie, and the model is given the attention for it.
+
+    Measured, once, on eight tokens: whether two trajectories together are computed as if each were alone.
+    """
+    ids = torch.arange(8, device=device) % model.config.get_text_config().vocab_size
+    positions = torch.arange(4, device=device).repeat(2)
+
+    def second(rows: int, **more) -> torch.Tensor:
+        inputs = {"input_ids": ids.view(rows, -1), "position_ids": positions.view(rows, -1), "use_cache": False}
+        return model(**inputs, **more).logits.reshape(8, -1)[4:].float()
+
+    alone, own = second(rows=2), model.config._attn_implementation
+
+    def same(together: torch.Tensor) -> bool:
+        # Another trajectory that is seen changes logits by about as much as they vary; 16 bits, by a hundredth of it.
+        return bool((alone - together).abs().max() <= 0.05 * alone.std())
+
+    if model._supports_flash_attn and model._supports_attention_backend:
+        # No mask is registered with it: then transformers makes none, and nothing of the size of tokens² exists.
+        AttentionInterface.register(NAME, attend)
+        model.config._attn_implementation = NAME
+        try:
+            if same(second(rows=1, **borders([4, 4], device))):
+                return "flat"
+        except AttentionUnsuitable:
+            pass
+        model.config._attn_implementation = own
+    return "rows" if same(second(rows=1)) else "alone"
+
+
+def cost(model: PreTrainedModel) -> float:
+    """What a token costs for each token before it, of what it costs anyway: layers · hidden / parameters.
+
+    Operations of a forward pass: 2 · parameters a token, and 4 · layers · hidden a pair of tokens, half of them causal.
+    """
+    config = model.config.get_text_config()
+    return config.num_hidden_layers * config.hidden_size / sum(weight.numel() for weight in model.parameters())
+
+
+def borders(lengths: Sequence[int], device: torch.device) -> dict:
+    """The arguments of a model's forward that say how long each trajectory in the row is."""
+    ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
+    longest = max(lengths)
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **others,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each trajectory.
+
+    query                [1, heads, tokens, D]
+    key, value           [1, fewer heads, tokens, D]; a value may be narrower than a key
+    sliding_window       a token sees so many, itself among them; None: all before it
+    Returns ([1, tokens, heads, D of value], None).
+    """
+    if asked := [name for name in UNKNOWN if others.get(name) is not None]:
+        raise AttentionUnsuitable(f"{type(module).__name__} asks its attention for {', '.join(asked)}")
+    if attention_mask is not None or cu_seq_lens_q is None or others.get("is_causal") is False:
+        raise AttentionUnsuitable(
+            f"{type(module).__name__} says more than where each trajectory begins, or not even that"
+        )
+    if query.device.type != "cpu" and query.dtype in (torch.bfloat16, torch.float16):
+        return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
+    return _one_by_one(query, key, value, cu_seq_lens_q, scaling, sliding_window), None
+
+
+def _varlen(query, key, value, ends, longest: int, scaling, window) -> torch.Tensor:
+    """Of torch 2.11 and later, which differ in what they know of fewer heads: these are repeated here."""
+    heads, width = query.shape[1], value.shape[-1]
+    key, value = (tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (key, value))
+    value = F.pad(value, (0, query.shape[-1] - width))  # the kernel has one width for all three
+    rows = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    before = -1 if window is None else window - 1
+    found = varlen_attn(*rows, ends, ends, longest, longest, scale=scaling, window_size=(before, 0))
+    return found[None, ..., :width]
+
+
+def _one_by_one(query, key, value, ends, scaling, window) -> torch.Tensor:
+    lengths = ends.diff().tolist()
+    # split, not slices: the gradient of a slice is as long as the row
+    parts = zip(*(tensor.split(lengths, 2) for tensor in (query, key, value)), strict=True)
+    grouped = query.shape[1] != key.shape[1]
+    found = []
+    for q, k, v in parts:
+        mask = None if window is None or q.shape[2] <= window else _band(q.shape[2], window, q.device)
+        found.append(
+            F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            ).transpose(1, 2)
+        )
+    return torch.cat(found, 1)
+
+
+def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """[length, length] bool: the last `window` tokens up to each."""
+    whole = torch.ones(length, length, dtype=torch.bool, device=device)
+    return whole.tril() & whole.triu(1 - window)
