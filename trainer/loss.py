@@ -16,6 +16,7 @@ micro-batches simply add up, and the measure is the one under which the advantag
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from pipeline.config import Loss
@@ -100,6 +101,7 @@ def policy_loss(
         loss = loss - config.entropy * total(_given(entropy, "entropy", config.entropy)[keep])
 
     with torch.no_grad():
+        apart = logprobs - rollout if config.proximal == "rollout" else mismatch
         means |= {
             "ppo_kl": -log_ratio,
             "clip_fraction": clipped > plain,
@@ -107,10 +109,10 @@ def policy_loss(
             "tis_mean": weight,
             "tis_square": weight.square(),
             "tis_truncated": truncated,
-            "mismatch_kl": k3(mismatch),  # its mean is KL(rollout ‖ trainer), and no token of it is negative
+            "mismatch_kl": k3(apart),  # its mean is KL(rollout ‖ trainer), and no token of it is negative
         }
         metrics = {name: values.float().sum() / tokens for name, values in means.items()}
-        for name, values in (("tis_max", weight), ("mismatch_max", mismatch.abs())):
+        for name, values in (("tis_max", weight), ("mismatch_max", apart.abs())):
             metrics[name] = values.max() if values.numel() else loss.new_zeros(())
         if config.ratio == "sequence":
             metrics["sequence_clip_fraction"] = trajectory_means((clipped > plain).float(), counts).sum() / trajectories
@@ -135,7 +137,7 @@ def combine(parts: Iterable[dict[str, float]]) -> dict[str, float]:
             if name not in total:
                 total[name] = value
             elif name.endswith("_max"):
-                total[name] = max(total[name], value)
+                total[name] = float(np.maximum(total[name], value))  # which NaN outlasts
             else:
                 total[name] += value
     square = total.pop("tis_square")

@@ -13,7 +13,7 @@ depends on how the trajectories were packed or shared out.
 
 Nothing here is random: the same batches on as many ranks give the same bits on a CPU. On GPUs they need not: the
 backward passes of attention, gather and index_select add with atomics, in any order, and cuBLAS may split a sum.
-(torch.use_deterministic_algorithms and CUBLAS_WORKSPACE_CONFIG=:4096:8 forbid both, at a price.) There a resume is exact
+(torch.use_deterministic_algorithms, CUBLAS_WORKSPACE_CONFIG=:4096:8 forbid both, at a price.) There a resume is exact
 in what it begins from, and equal to rounding from then on.
 """
 
