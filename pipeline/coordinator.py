@@ -101,14 +101,18 @@ class Coordinator(TrainerCalls):
     # -- prompts ------------------------------------------------------------------------------------------------------
 
     def add_prompts(self, prompts: Iterable[Mapping[str, Any]]) -> int:
-        """Add {"id", "payload"?: bytes, "alpha"?, "beta"?}; known ids stay as they are. Returns how many were new."""
+        """Add {"id", "payload"?: bytes, "alpha"?, "beta"?, "event"?, "visits"?, "epoch"?}; known ids stay as they are.
+        Returns how many were new. The last three are of prompts that a checkpoint has: LedgerView.evidence."""
         prompts = list(prompts)
         flat = []
         for prompt in prompts:
             alpha, beta = float(prompt.get("alpha", 4.0)), float(prompt.get("beta", 4.0))
             if not (0 < alpha < float("inf") and 0 < beta < float("inf")):
                 raise errors.ConfigError(f"prompt {prompt['id']!r}: expected alpha, beta > 0, found {alpha}, {beta}")
-            flat.append([prompt["id"], prompt.get("payload", b""), repr(alpha), repr(beta), self._exponential()])
+            place = [int(prompt.get("event", 0)), int(prompt.get("visits", 0)), prompt.get("epoch", "")]
+            flat.append(
+                [prompt["id"], prompt.get("payload", b""), repr(alpha), repr(beta), *place, self._exponential()]
+            )
         added = 0
         for start in range(0, len(flat), PROMPTS_A_CALL):
             args = [item for row in flat[start : start + PROMPTS_A_CALL] for item in row]
@@ -167,7 +171,9 @@ class Coordinator(TrainerCalls):
         happened, which a run that stops after many failures tells of the last one."""
         if reason not in RELEASE_REASONS:
             raise ValueError(f"expected one of {', '.join(RELEASE_REASONS)}, found {reason!r}")
-        _, answer = self._ledger.run("release", entry, reason, " ".join(why.split())[:WHY], extra=(keys.entry(self.run, entry),))
+        _, answer = self._ledger.run(
+            "release", entry, reason, " ".join(why.split())[:WHY], extra=(keys.entry(self.run, entry),)
+        )
         self._reserved.pop(entry, None)
         return bool(answer[0])
 

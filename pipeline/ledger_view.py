@@ -13,6 +13,7 @@ from pipeline import errors, keys, memory
 from pipeline.ledger_types import BufferView, EngineView, Weights
 
 LOOK_S = 0.5
+EVIDENCE = ("alpha", "beta", "event", "visits", "epoch")  # of a prompt: lua/_race.lua
 
 
 class LedgerView:
@@ -141,6 +142,27 @@ class LedgerView:
         return [
             {"id": n.decode(), "state": states[n], **{k: float(v) for k, v in zip(wanted, row, strict=True)}}
             for n, row in zip(names, found, strict=True)
+        ]
+
+    def evidence(self) -> list[dict[str, Any]]:
+        """id, alpha, beta (as at policy event `event`), visits and epoch of every prompt: what `add_prompts` takes, and
+        all that the race between them depends on."""
+        with self.client.pipeline() as pipe:  # at once: one that moves from here to there must not be missed
+            pipe.zrange(keys.prompts(self.run), 0, -1)
+            pipe.zrange(keys.quarantined(self.run), 0, -1)
+            pipe.zrange(keys.reserved(self.run), 0, -1)
+            idle, quarantined, entries = pipe.execute()
+        with self.client.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                pipe.hget(keys.entry(self.run, entry.decode()), "prompt")
+            ids = [id.decode() for id in sorted({*idle, *quarantined, *filter(None, pipe.execute())})]
+            for id in ids:
+                pipe.hmget(keys.prompt(self.run, id), EVIDENCE)
+            found = pipe.execute()
+        return [
+            {"id": id, **{name: float(value) for name, value in zip(EVIDENCE, row, strict=True)}}
+            for id, row in zip(ids, found, strict=True)
+            if None not in row  # Redis was emptied meanwhile
         ]
 
     def status(self) -> dict[str, Any]:

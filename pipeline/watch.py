@@ -21,7 +21,7 @@ from typing import Any
 import redis
 
 from advantage import Evidence
-from pipeline import events, first_values
+from pipeline import checkpoint_folder, events, first_values
 from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
@@ -30,8 +30,10 @@ from pipeline.engine_fleet import EngineFleet
 from pipeline.engine_keeper import Publication
 from pipeline.errors import ConfigError, LedgerError, RolledBack, UnknownRun
 from pipeline.eval_schedule import EvalSchedule
+from pipeline.ledger_metrics import LedgerMetrics
 from pipeline.ledger_types import Weights
 from pipeline.log import set_up
+from pipeline.metrics import serving
 from pipeline.progress import Progress
 from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, patient
 from pipeline.transfer import TransferFailed, ask
@@ -60,7 +62,9 @@ def watch(run_toml: Path | str, engine_urls: Sequence[str] = (), redis_url: str 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with connect(url) as client:
-        Watch(config, client, urls).run(stop)
+        watch = Watch(config, client, urls)
+        with serving(config, NAME, LedgerMetrics(client, config).families):
+            watch.run(stop)
     return 0
 
 
@@ -210,9 +214,10 @@ class Watch:
 
 
 def first_prompts(config: Config) -> Iterator[dict[str, Any]]:
-    """The training problems as the ledger takes them: id, payload (JSON), evidence of the outcomes in values.jsonl."""
-    outcomes = first_values.outcomes(config)
+    """The training problems as the ledger takes them: id, payload (JSON), and the evidence that the newest checkpoint
+    has of them, as after a loss of Redis; else that of the outcomes in values.jsonl."""
+    outcomes, kept = first_values.outcomes(config), checkpoint_folder.read_prompts(config.folder / "checkpoints")
     for problem in training_problems(config):
         evidence = Evidence.from_offline(outcomes.get(problem["id"], ()), mass=config.advantage.mass)
-        payload = json.dumps(problem).encode()
-        yield {"id": problem["id"], "payload": payload, "alpha": evidence.alpha, "beta": evidence.beta}
+        first = {"alpha": evidence.alpha, "beta": evidence.beta} | kept.get(problem["id"], {})
+        yield first | {"id": problem["id"], "payload": json.dumps(problem).encode()}

@@ -1,22 +1,20 @@
-"""Checkpoints: from one of these the run goes on exactly as if it had never stopped.
-
-    checkpoints/30/   *.distcp      model, optimizer and reference, each rank its shard (torch.distributed.checkpoint)
-                      state.json    version, the entries of the last batches, probe tokens, credits
-                      previous.bin  each prompt's last trajectory, with advantage.evidence = "receipt"
+"""Checkpoints: from one of these the run goes on exactly as if it had never stopped. pipeline/checkpoint_folder.py has
+what is in one.
 
     the loop   update 29 ─▶ stage ─▶ update 30 ─▶ update 31 ─▶ settle: durable on every rank, so the ledger is told
-    a thread                  └─▶ write ─▶ fsync ─▶ rename ──────┘
+    a thread                  └─▶ write ─▶ digests ─▶ fsync ─▶ rename ──────┘
 
 A checkpoint of version v contains updates 0 .. v-1. It is staged, which is a copy in the CPU's memory, while the loop
-stands still, and written meanwhile under another name; what has the name is whole. Two are kept.
+stands still, and written meanwhile under another name; what has the name is whole. No random number is drawn in
+training, and the learning rate follows from the update's number, so neither has a state to keep.
 """
 
-import json
+import logging
 import os
-import shutil
 import time
 import uuid
 import warnings
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,20 +25,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
-    get_state_dict,
+    get_optimizer_state_dict,
     set_model_state_dict,
-    set_state_dict,
+    set_optimizer_state_dict,
 )
 
-from pipeline import trajectory_file
+from pipeline import checkpoint_folder, jsonl, trajectory_file
+from pipeline.checkpoint_folder import PREVIOUS, PROMPTS, STATE, DamagedCheckpoint
 from pipeline.errors import HeadraceError
 from pipeline.trajectory import Trajectory
 from trainer.publish import sync
 from trainer.ranks import Ranks
 from trainer.update import Updater
 
-STATE, PREVIOUS = "state.json", "previous.bin"
-KEPT = 2
+log = logging.getLogger(__name__)
 
 
 class CheckpointError(HeadraceError):
@@ -54,14 +52,25 @@ class Written(NamedTuple):
     seconds: float  # the thread took for it, while the loop went on
 
 
-def newest(folder: Path) -> Path | None:
-    """The checkpoint with the highest version in `folder`; drafts of a killed trainer do not count."""
-    found = [p for p in folder.iterdir() if p.name.isdecimal() and (p / STATE).is_file()] if folder.is_dir() else []
-    return max(found, key=lambda path: int(path.name), default=None)
+def find(folder: Path, ranks: Ranks) -> Path | None:
+    """The newest checkpoint in `folder` that is what was written. Damaged ones are set aside, and named in the log: the
+    ledger keeps the batches since the one before the newest. Every rank calls it, and reads its share."""
+    while path := ranks.on_first(lambda: checkpoint_folder.newest(folder)):
+        try:
+            ranks.on_each(lambda path=path: checkpoint_folder.verify(path, _share(path, ranks)))
+        except DamagedCheckpoint as damage:
+            aside = ranks.on_first(lambda path=path: checkpoint_folder.set_aside(path))
+            before = ranks.on_first(lambda: checkpoint_folder.newest(folder))
+            if ranks.first:
+                where = f"checkpoint {before.name}" if before else "version 0"
+                log.error("%s: it is now %s, and the run goes on from %s, which came before it", damage, aside, where)
+        else:
+            return path
+    return None
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    return json.loads((path / STATE).read_text())
+def _share(path: Path, ranks: Ranks) -> list[str]:
+    return sorted(checkpoint_folder.read_state(path)["files"])[ranks.rank :: ranks.size]
 
 
 def read_previous(path: Path) -> list[Trajectory]:
@@ -69,23 +78,30 @@ def read_previous(path: Path) -> list[Trajectory]:
 
 
 class Writer:
-    """Writes checkpoints into `folder`, one at a time. Every rank has one and makes the same calls; its thread ends,
-    with what it writes, when it is left as a context."""
+    """Writes checkpoints into `folder`, one at a time, and keeps the newest `kept`. Every rank has one and makes the
+    same calls; its thread ends, with what it writes, when it is left as a context."""
 
-    def __init__(self, folder: Path, ranks: Ranks):
-        self._folder, self._ranks = folder, ranks
+    def __init__(self, folder: Path, ranks: Ranks, kept: int):
+        self._folder, self._ranks, self._kept = folder, ranks, kept
         # its own, lest the thread's messages meet those of the updates
         self._group = dist.new_group(backend="gloo")
         self._stager = DefaultStager(StagingOptions(False, False, False, False))  # into plain memory, at once
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Written] | None = None
 
-    def begin(self, updater: Updater, state: dict[str, Any], previous: list[Trajectory] | None = None) -> None:
-        """Stage checkpoint state["version"] and have it written; the one before must be settled."""
+    def begin(
+        self,
+        updater: Updater,
+        state: dict[str, Any],
+        prompts: Iterable[dict[str, Any]] = (),
+        previous: list[Trajectory] | None = None,
+    ) -> None:
+        """Stage checkpoint state["version"] and have it written; the one before must be settled. prompts, previous: as
+        rank 0 has them."""
         # What one rank sees on its disk must not decide whether it joins the others' collectives.
         draft = self._ranks.on_first(lambda: self._draft(state["version"]))
         staged = self._stager.stage(_tensors(updater)) if draft else None
-        self._pending = self._thread.submit(self._write, draft, staged, state, previous)
+        self._pending = self._thread.submit(self._write, draft, staged, state, prompts, previous)
 
     def settle(self, wait: bool) -> Written | None:
         """The checkpoint that has become durable since the last call, on all ranks or on none; wait: until it has.
@@ -107,13 +123,16 @@ class Writer:
         draft.mkdir(parents=True)
         return draft
 
-    def _write(self, draft: Path | None, staged: dict[str, Any] | None, state: dict[str, Any], previous) -> Written:
+    def _write(
+        self, draft: Path | None, staged: dict[str, Any] | None, state: dict[str, Any], prompts, previous
+    ) -> Written:
         version, began = state["version"], time.monotonic()
         try:
             if draft is not None:
                 dcp.save(staged, checkpoint_id=draft, process_group=self._group)
+                files = self._digests_of_shards(draft)
                 if self._ranks.first:
-                    self._finish(draft, state, previous)
+                    self._finish(draft, state | {"parts": sorted(staged), "files": files}, prompts, previous)
         except (Exception, CheckpointException) as error:  # of disks, storage writers, and gloo where a rank is gone
             raise CheckpointError(
                 f"checkpoint {self._folder / str(version)} cannot be written ({_reason(error)}): make room for it, or "
@@ -121,19 +140,28 @@ class Writer:
             ) from None
         return Written(version, time.monotonic() - began)
 
-    def _finish(self, draft: Path, state: dict[str, Any], previous: list[Trajectory] | None) -> None:
-        """All ranks have written their shards: the checkpoint gets its name, and all but the newest two go."""
+    def _digests_of_shards(self, draft: Path) -> dict[str, str]:
+        """Each rank reads what it wrote, which the system still has in memory."""
+        own = {path.name: checkpoint_folder.digest_of(path) for path in draft.glob(f"__{self._ranks.rank}_*")}
+        every: list[dict[str, str]] = [{}] * self._ranks.size
+        dist.all_gather_object(every, own, group=self._group)
+        return {name: digest for found in every for name, digest in found.items()}
+
+    def _finish(self, draft: Path, state: dict[str, Any], prompts, previous: list[Trajectory] | None) -> None:
+        """All ranks have written their shards: the checkpoint gets its name, and those that are too old go."""
+        (draft / PROMPTS).write_bytes(b"".join(map(jsonl.as_line, prompts)))
         if previous is not None:
             trajectory_file.write(draft / PREVIOUS, previous)
-        (draft / STATE).write_text(json.dumps(state))
+        others = [path for path in draft.iterdir() if path.name not in state["files"]]
+        files = state["files"] | {path.name: checkpoint_folder.digest_of(path) for path in others}
+        checkpoint_folder.write_state(draft, state | {"files": files})
         for path in draft.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync(draft)
         draft.rename(self._folder / str(state["version"]))
         sync(self._folder)
-        for old in sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())[:-KEPT]:
-            shutil.rmtree(self._folder / str(old))
+        checkpoint_folder.retain(self._folder, self._kept)
 
     def __enter__(self) -> "Writer":
         return self
@@ -144,8 +172,12 @@ class Writer:
 
 
 def load(path: Path, updater: Updater) -> None:
-    """Fill model, optimizer and reference from a checkpoint; more or fewer ranks may have written it."""
-    tensors = _tensors(updater)
+    """Fill model, optimizer and reference from a checkpoint; more or fewer ranks may have written it.
+
+    One that a run was forked from need not have all parts: the optimizer begins anew then, and the reference with the
+    policy. What the optimizer is set to, such as its learning rate, is this run's in any case.
+    """
+    tensors = _tensors(updater, checkpoint_folder.read_state(path)["parts"])
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="torch")
@@ -155,16 +187,21 @@ def load(path: Path, updater: Updater) -> None:
             f"checkpoint {path} cannot be read ({_reason(error)}); "
             "move that folder away and the run resumes from the one before it"
         ) from error
-    policy, optimizer = tensors["model"], tensors["optimizer"]
-    set_state_dict(updater.model, updater.optimizer, model_state_dict=policy, optim_state_dict=optimizer)
+    set_model_state_dict(updater.model, tensors["model"])
+    if "optimizer" in tensors:
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in updater.optimizer.param_groups]
+        set_optimizer_state_dict(updater.model, updater.optimizer, tensors["optimizer"])
+        for group, own in zip(updater.optimizer.param_groups, settings, strict=True):
+            group.update(own)
     if updater.reference is not None:
-        set_model_state_dict(updater.reference, tensors["reference"])
+        set_model_state_dict(updater.reference, tensors.get("reference", tensors["model"]))
 
 
-def _tensors(updater: Updater) -> dict[str, Any]:
-    policy, optimizer = get_state_dict(updater.model, updater.optimizer)
-    tensors = {"model": policy, "optimizer": optimizer}
-    if updater.reference is not None:
+def _tensors(updater: Updater, parts: Collection[str] = ("model", "optimizer", "reference")) -> dict[str, Any]:
+    tensors = {"model": get_model_state_dict(updater.model)}
+    if "optimizer" in parts:
+        tensors["optimizer"] = get_optimizer_state_dict(updater.model, updater.optimizer)
+    if "reference" in parts and updater.reference is not None:
         tensors["reference"] = get_model_state_dict(updater.reference)
     return tensors
 

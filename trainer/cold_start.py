@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from pipeline import data, program, trajectory_file
+from pipeline import checkpoint_folder, data, program, trajectory_file
 from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.log import set_up
 from pipeline.model_folder import check_model_folder, gguf_file
 from pipeline.run_folder import wait_for
 from pipeline.weights import MANIFEST
-from trainer import checkpoint, from_gguf, tiny
+from trainer import from_gguf, tiny
 from trainer import model as policy
 from trainer.fine_tune import fine_tune
 from trainer.publish import probe_tokens, remove_drafts, write_weights
@@ -46,7 +46,7 @@ def prepare(config: Config) -> None:
     """Make the model if it is to be made, fine-tune it and write weights/0. Returns at once if that is done,
     or if the run has a checkpoint already: version 0 may be deleted by then."""
     final = config.folder / "weights" / "0"
-    if (final / MANIFEST).is_file() or checkpoint.newest(config.folder / "checkpoints"):
+    if (final / MANIFEST).is_file() or checkpoint_folder.newest(config.folder / "checkpoints"):
         return
     make_model(config)
     torch.set_num_threads(config.trainer.threads)

@@ -33,11 +33,13 @@ from pipeline.redis_server import RedisFailed, patient
 from pipeline.weights import MANIFEST, read_manifest
 from trainer import checkpoint
 from trainer.batch import Prepared, TrainingFailed
+from trainer.delta import Delta
 from trainer.prefetch import Prefetch
 from trainer.publish import write_weights
 from trainer.ranks import Ranks
 from trainer.record import Record
 from trainer.resume import resume
+from trainer.throughput import peak_memory_gib, peak_of
 
 LOOK_S = 0.05  # between two looks at the ledger; its bell rings for every single entry
 STATUS_S = 0.5  # between two looks at why it is not READY
@@ -53,8 +55,10 @@ class Trainer:
         self.ledger = Coordinator(client, config.run.name)
         self.progress = Progress(client, config.run.name, "trainer", "trainer")
         self.incarnation = ranks.broadcast(uuid.uuid4().hex[:8])
-        self.writer = checkpoint.Writer(config.folder / "checkpoints", ranks)
-        self.record = Record(client, config.run.name, config.folder / "metrics.jsonl")
+        self.writer = checkpoint.Writer(config.folder / "checkpoints", ranks, config.trainer.checkpoints_kept)
+        peak = peak_of(ranks, config.model.dtype)
+        self.record = Record(client, config.run.name, config.folder / "metrics.jsonl", peak)
+        self.delta = Delta() if config.publish.delta else None
 
     def run(self) -> None:
         self._start()
@@ -79,6 +83,7 @@ class Trainer:
         self.updater, self.receipts, state = resume(self.config, self.ranks)
         self.version, self.recent, self.probe = state["version"], state["recent"], state["probe"]
         self.begun = self.saved = self.version
+        self.event, self.prompts = 0, []  # as rank 0 saw them last
         self._on_first(lambda: self.record.forget(self.version))
 
     def _join(self) -> bool:
@@ -112,6 +117,7 @@ class Trainer:
         self._busy(update=f"{self.version} on {len(batch.refs)} trajectories")
         with self.record.timed("update"):
             metrics = (self.receipts or self.updater).update(prepared, self.version)
+        metrics["peak_memory_gib"] = round(max(self.ranks.gather(peak_memory_gib(self.ranks.device))), 3)
         done, entries = self.version, list(dict.fromkeys(ref.entry for ref in batch.refs))
         self.version, self.recent = done + 1, [*self.recent, entries][-self.config.buffers.max_staleness - 2 :]
         self.ranks.on_first(lambda: self._archive(done, prepared))
@@ -178,17 +184,24 @@ class Trainer:
             self._on_first(tell)
             self.credited = max(self.credited, self.version)
 
+    def _look_at_prompts(self) -> None:
+        """Their evidence at this moment, when all that was trained on is credited and nothing else is."""
+        self.prompts, self.event = self.ledger.evidence(), int(self.ledger.fields()["event"])
+
     def _save(self, wait: bool = False, tell: bool = True) -> None:
         """Begin a checkpoint of `version`, unless there is one, once the one before is durable. wait: until this one is
         too. tell: the ledger."""
         if self.begun < self.version:
             self._settle(wait=True, tell=tell)
             with self.record.timed("checkpoint"):
-                state = {"version": self.version, "recent": self.recent, "probe": self.probe}
-                previous = None
+                if tell:  # else Redis is away, or lost what it knew of them
+                    self._on_first(self._look_at_prompts)
+                state = {"version": self.version, "recent": self.recent, "probe": self.probe, "event": self.event}
+                state["skipped_in_a_row"] = self.updater.stepper.skipped_in_a_row
+                credits, previous = [], None
                 if self.receipts:
-                    state["credits"], previous = self.receipts.credits, self.receipts.previous
-                self.writer.begin(self.updater, state, previous)
+                    credits, previous = self.receipts.credits, self.receipts.previous
+                self.writer.begin(self.updater, state | {"credits": credits}, self.prompts, previous)
             self.begun = self.version
         if wait:
             self._settle(wait=True, tell=tell)
@@ -220,8 +233,18 @@ class Trainer:
         folder = config.folder / "weights" / name
         with self.record.timed("publish"):
             if not self._on_first((folder / MANIFEST).is_file):
-                policy, base, dtype = self.updater.model, config.model_path, config.model.dtype
-                write_weights(policy, folder, self.version, base, dtype, self.probe, self.ranks)
+                self._busy(update=f"weights {self.version}")
+                self.record.publish_bytes += write_weights(
+                    self.updater.model,
+                    folder,
+                    self.version,
+                    config.model_path,
+                    config.model.dtype,
+                    self.probe,
+                    self.ranks,
+                    config.publish.bucket_mb,
+                    self.delta,
+                ).bytes
 
             def tell() -> None:
                 digest = read_manifest(folder).label(config.run.name).digest

@@ -1,21 +1,24 @@
 """What a trainer begins with: what the newest checkpoint of its run holds, or version 0.
 
     checkpoints/30/ ─▶ policy, optimizer, reference, receipts, state       none ─▶ weights/0/ ─▶ the same, as new
+        └ if it is damaged, the one before
 
 What killed trainers left unfinished is deleted.
 """
 
 from typing import Any, NamedTuple
 
+from pipeline import checkpoint_folder
 from pipeline.config import Config
 from pipeline.weights import read_manifest
-from trainer import checkpoint, model
+from trainer import attention, checkpoint, model
 from trainer.publish import remove_drafts
 from trainer.ranks import Ranks
 from trainer.receipts import Receipts
 from trainer.reference import make_reference
 from trainer.sharding import shard
-from trainer.update import Updater, make_optimizer
+from trainer.step import make_optimizer
+from trainer.update import Updater
 
 
 class Resumed(NamedTuple):
@@ -28,24 +31,26 @@ def resume(config: Config, ranks: Ranks) -> Resumed:
     """Every rank calls it. Raises CheckpointError or ModelError."""
     folder = config.folder
 
-    def look() -> tuple:
+    def look() -> dict[str, Any]:
         for written in ("checkpoints", "weights"):
             remove_drafts(folder / written)
-        if found := checkpoint.newest(folder / "checkpoints"):
-            return found, checkpoint.read_state(found)
+        if found is not None:
+            return checkpoint_folder.read_state(found)
         probe = list(read_manifest(folder / "weights" / "0").probe_tokens)
-        return None, {"version": 0, "recent": [], "probe": probe, "credits": []}
+        return {"version": 0, "recent": [], "probe": probe, "credits": []}
 
-    found, state = ranks.on_first(look)
+    found = checkpoint.find(folder / "checkpoints", ranks)
+    state = ranks.on_first(look)
     # A checkpoint fills the weights in; version 0 may have been deleted by then.
     base = config.model_path if found else folder / "weights" / "0"
     policy = model.load(base)
-    share_rows = model.shares_rows(policy, policy.device)
+    layout = attention.suit(policy, policy.device)
     policy = shard(policy, ranks, config.model.dtype)
     optimizer, reference = make_optimizer(policy, config), make_reference(base, config, ranks)
-    updater = Updater(policy, optimizer, config, ranks, share_rows, reference)
+    updater = Updater(policy, optimizer, config, ranks, layout, reference)
     if found:
         checkpoint.load(found, updater)
+        updater.stepper.skipped_in_a_row = state["skipped_in_a_row"]
     if config.advantage.evidence == "event":
         return Resumed(updater, None, state)
     previous = ranks.on_each(lambda: checkpoint.read_previous(found)) if found else []

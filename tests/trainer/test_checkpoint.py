@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from pipeline import checkpoint_folder
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import Killed, comparable, ended, last_weights, recorded, started, train, wait_until
 from trainer import checkpoint
@@ -12,7 +13,7 @@ from trainer.loop import Trainer
 
 
 def newest(config):
-    found = checkpoint.newest(config.folder / "checkpoints")
+    found = checkpoint_folder.newest(config.folder / "checkpoints")
     return found and int(found.name)
 
 

@@ -6,7 +6,7 @@ import resource
 import numpy as np
 import pytest
 
-from pipeline import keys, trajectory_file, weights
+from pipeline import checkpoint_folder, keys, trajectory_file, weights
 from pipeline.errors import Fenced
 from pipeline.ledger_types import batch_digest
 from tests.trainer.ledger import Producer, make_run
@@ -74,7 +74,7 @@ def test_a_trainer_that_is_stopped_writes_a_checkpoint(client, run, tmp_path, un
     config = make_run(tmp_path, run)
     with Producer(client, config) as producer:
         train(config, client, stop=lambda: int(producer.ledger.fields()["version"]) == 1)
-        assert checkpoint.newest(config.folder / "checkpoints").name == "1"
+        assert checkpoint_folder.newest(config.folder / "checkpoints").name == "1"
         train(config, client)
     assert last_weights(config) == uninterrupted[1]
 

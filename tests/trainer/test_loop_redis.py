@@ -6,11 +6,11 @@ import time
 import pytest
 import redis
 
-from pipeline import weights
+from pipeline import checkpoint_folder, weights
 from pipeline.redis_server import RedisServer, connect
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, give_up_on_redis, last_weights, recorded, train, trainer_that_loses
-from trainer import checkpoint, loop, record
+from trainer import loop, record
 from trainer.loop import Trainer
 
 
@@ -35,7 +35,7 @@ def test_a_ledger_that_lost_writes_when_the_trainer_was_asked_to_stop_is_no_fail
         kind = trainer_that_loses(producer, since=2, at=3)
         train(config, client, stop=lambda: bool(kind.lost), kind=kind)
         assert kind.lost == [3]
-        assert checkpoint.newest(config.folder / "checkpoints").name == "3"
+        assert checkpoint_folder.newest(config.folder / "checkpoints").name == "3"
         train(config, client)
     assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
 
@@ -107,7 +107,7 @@ def test_a_redis_that_stays_away_costs_no_update(run, tmp_path):
     config = make_run(tmp_path, run, checkpoint_every=100)
     with impatient(RedisGoes.server.url) as client, Producer(client, config):
         give_up_on_redis(config, client, RedisGoes, loop)
-    assert checkpoint.newest(config.folder / "checkpoints").name == "2"
+    assert checkpoint_folder.newest(config.folder / "checkpoints").name == "2"
 
 
 def test_a_redis_that_goes_while_an_update_is_made_costs_no_update(run, tmp_path, uninterrupted):
@@ -125,7 +125,7 @@ def test_a_redis_that_goes_while_an_update_is_made_costs_no_update(run, tmp_path
     config = make_run(tmp_path, run, checkpoint_every=100)
     with impatient(server.url) as client, Producer(client, config):
         give_up_on_redis(config, client, GoesMeanwhile, record)
-        assert checkpoint.newest(config.folder / "checkpoints").name == "3"
+        assert checkpoint_folder.newest(config.folder / "checkpoints").name == "3"
         server = RedisServer.start(server.folder)
         train(config, client)
     server.stop()

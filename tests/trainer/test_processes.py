@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 
+from pipeline import checkpoint_folder
 from pipeline.redis_server import RedisServer, connect
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import recorded, train, wait_until
-from trainer import checkpoint
 
 
 def test_sigkill_then_sigterm_of_a_real_trainer_lose_and_repeat_nothing(client, redis_url, run, tmp_path):
@@ -25,7 +25,7 @@ def test_sigkill_then_sigterm_of_a_real_trainer_lose_and_repeat_nothing(client, 
         wait_until(lambda: producer.ledger.weights(max(killed) + 1))
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        reached = int(checkpoint.newest(config.folder / "checkpoints").name)
+        reached = int(checkpoint_folder.newest(config.folder / "checkpoints").name)
         assert reached > max(killed)
         assert [line["version"] for line in recorded(config)] == list(range(reached))
         more = config.model_copy(update={"run": config.run.model_copy(update={"total_steps": reached + 1})})

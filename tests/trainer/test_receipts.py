@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from advantage.retention import retention
-from pipeline import events, keys, trajectory_file
+from pipeline import checkpoint_folder, events, keys, trajectory_file
 from pipeline.config import Trainer as Settings
 from pipeline.redis_server import RedisServer
 from tests.trainer import gradients
@@ -22,7 +22,7 @@ from tests.trainer.runs import (
     train,
     trainer_that_loses,
 )
-from trainer import checkpoint, loop
+from trainer import loop
 from trainer.loop import Trainer
 from trainer.ranks import joined
 from trainer.receipts import Receipts, drifts
@@ -153,7 +153,7 @@ def test_a_credit_that_redis_did_not_take_is_in_the_checkpoint(run, tmp_path):
     config = make_run(tmp_path, run, **SETTINGS)
     with redis.Redis.from_url(server.url, retry=None) as client, Producer(client, config):
         give_up_on_redis(config, client, Stops, loop)
-        assert checkpoint.newest(config.folder / "checkpoints").name == "4"
+        assert checkpoint_folder.newest(config.folder / "checkpoints").name == "4"
         server = RedisServer.start(server.folder)
         train(config, client)
         holds(config, client)

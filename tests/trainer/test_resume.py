@@ -6,11 +6,10 @@ import threading
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipeline import events, keys
+from pipeline import checkpoint_folder, events, keys
 from pipeline.audit import audit
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import Killed, comparable, last_weights, recorded, train, wait_until
-from trainer import checkpoint
 from trainer.loop import Trainer
 
 
@@ -101,7 +100,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, redis_ur
     with Producer(client, config) as producer:
         with pytest.raises(Killed):
             train(config, client, kind=kind)
-        found = checkpoint.newest(config.folder / "checkpoints")
+        found = checkpoint_folder.newest(config.folder / "checkpoints")
         assert (found and int(found.name)) == kind.goes_on_at
         before = producer.ledger.versions()
         train(config, client)
