@@ -14,7 +14,13 @@ from hypothesis import settings
 
 from pipeline.redis_server import RedisServer
 
-pytest_plugins = ["tests.fixtures_cli", "tests.fixtures_ledger", "tests.fixtures_sglang", "tests.fixtures_launch"]
+pytest_plugins = [
+    "tests.fixtures_cli",
+    "tests.fixtures_users",  # before whoever imports it
+    "tests.fixtures_ledger",
+    "tests.fixtures_sglang",
+    "tests.fixtures_launch",
+]
 
 # A slow machine is no failure of a property; pytest's own timeout bounds a test that hangs.
 settings.register_profile("headrace", deadline=None)

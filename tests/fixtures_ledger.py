@@ -1,22 +1,29 @@
-"""A run of the ledger that a test can drive: short calls for worker, engine and trainer, and a clock in its hands."""
+"""A run of the ledger that a test can drive: short calls for worker, engine and trainer, and a clock in its hands.
 
+On the real server each call is made by the user of its role, as docker/users.acl has them.
+"""
+
+import contextlib
 from types import SimpleNamespace
 
+import fakeredis
 import pytest
 
 from pipeline import keys
 from pipeline.coordinator import Coordinator
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Trajectory
+from tests.fixtures_users import ClientOfUsers, LedgerOfUsers
 
 WORKER, ENGINE, TRAINER = "w0-a", "e0", "t0-a"
 
 
 class Driver:
-    """`c` is the Coordinator; time stands still unless a test moves `ms`."""
+    """`c` is the Coordinator; time stands still unless a test moves `ms`. users: of the roles, else `client` is all."""
 
-    def __init__(self, client, run, prompts=20, **settings):
+    def __init__(self, client, run, prompts=20, users=None, **settings):
         self.client, self.run, self.ms = client, run, 1_000_000
+        self.users = users and ClientOfUsers(users)
         self.types: dict[bytes, bytes] = {}  # of the run's keys
         self.c = self.new_client(**settings)
         self.c.add_prompts({"id": f"p{i}", "payload": b"question %d" % i} for i in range(prompts))
@@ -25,9 +32,15 @@ class Driver:
 
     def new_client(self, **settings):
         options = {"seed": 1, "clock": lambda: self.ms}
-        if settings:
-            return Coordinator.create(self.client, self.run, settings, **options)
-        return Coordinator(self.client, self.run, **options)
+        ledger, client = (LedgerOfUsers, self.users) if self.users else (Coordinator, self.client)
+        if not settings:
+            return ledger(client, self.run, **options)
+        with self.acting("coordinator"):
+            return ledger.create(client, self.run, settings, **options)
+
+    def acting(self, role):
+        """What is called in here without a role of its own is called by this one."""
+        return self.users.acting(role) if self.users else contextlib.nullcontext()
 
     def reserve(self, worker=WORKER, engine=ENGINE, entry=None):
         return self.c.reserve(worker, engine, entry)
@@ -127,11 +140,12 @@ def trajectory(r, outcome=1.0, **changes):
 
 
 @pytest.fixture
-def new_run(client, run):
+def new_run(request, client, run):
     """new_run(prompts=20, batch_size=4, max_staleness=1, …) -> Driver, on both servers."""
+    users = request.getfixturevalue("redis_users") if not isinstance(client, fakeredis.FakeRedis) else None
 
     def make(prompts=20, **settings):
-        return Driver(client, run, prompts, **({"batch_size": 4, "max_staleness": 1} | settings))
+        return Driver(client, run, prompts, users, **({"batch_size": 4, "max_staleness": 1} | settings))
 
     return make
 

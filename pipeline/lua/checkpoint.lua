@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _trainer _race _prompts _buffers _workers _entries _forget
+-- include: _call _by_trainer _found _run _check _trainer _race _prompts _buffers _workers _entries _forget
 -- Updates < version are durable. Batches stay until the second-newest checkpoint covers them; only where head could
 -- otherwise never be filled within byte_budget, or where Redis is full, until the newest one does.
 -- KEYS  the run's fixed keys; builds buffer:<covered>, entry:<its>, worker:<its>, trajectories:<its>

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _trainer _race _prompts _buffers _workers _entries _refs
+-- include: _call _by_trainer _found _run _check _trainer _race _prompts _buffers _workers _entries _refs
 -- READY -> CONSUMED: hands out exactly B entries and freezes their order; head + 1. A stored batch again, for replay.
 -- NOT_READY is an answer, not a refusal: it leaves the mark that the trainer waits for head (_proactive.lua).
 -- KEYS  the run's fixed keys; builds buffer:<version>, entry:<its>, buffer:<window>

@@ -4,6 +4,7 @@
 -- ARGV  time; joined, version, head (unused); [5] schema, digest, rules, [8...] settings as field, value, ...
 -- returns CREATED | EXISTS | OTHER_SCHEMA | OTHER_SETTINGS
 local RUN, EVENTS = KEYS[1], KEYS[4]
+-- include: _by_coordinator
 local made = redis.call('HMGET', RUN, 'schema', 'digest')
 if made[2] then
   local other = made[1] ~= ARGV[5] and 'OTHER_SCHEMA' or made[2] ~= ARGV[6] and 'OTHER_SETTINGS'

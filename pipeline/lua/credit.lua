@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _trainer _race
+-- include: _call _by_trainer _found _run _check _trainer _race
 -- What update `version` was trained on becomes evidence (SPO), once, after that of all updates before: for each credit
 --   alpha <- retention * alpha + outcome,   beta <- retention * beta + 1 - outcome
 -- So evidence follows from the credits alone, in their order; whoever lost some gets the same again by repeating them.

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _race _prompts
+-- include: _call _by_coordinator _found _run _check _race _prompts
 -- Opens or closes the gate of Reserve: for all (pause, stop, resume), or for one worker (drain).
 -- Resume forgets what went wrong: prompts leave the quarantine, first in line, and failures are counted anew.
 -- KEYS  the run's fixed keys; builds worker:<incarnation>, quarantined, prompt:<its>

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _race _prompts _buffers _workers _entries _forget
+-- include: _call _by_trainer _found _run _race _prompts _buffers _workers _entries _forget
 -- The caller becomes the only trainer, at its checkpoint. If the ledger is behind it (fresh, or it lost its last
 -- second), the ledger moves there and everything in flight is released; else the batches since the checkpoint before the
 -- caller's stay, as after any checkpoint: the caller's may turn out to be damaged. Entries the caller trained on already

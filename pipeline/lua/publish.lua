@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _trainer _race _prompts _buffers _workers _entries
+-- include: _call _by_trainer _found _run _check _trainer _race _prompts _buffers _workers _entries
 -- The policy advances: version = head, event + 1. A version that is out already (a resumed trainer replays its
 -- updates) is answered REPLAYED; the very first weights of the present version only get their record. With evidence
 -- 'receipt' (credit.lua) no policy is out before its updates are credited.

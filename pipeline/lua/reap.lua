@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _race _prompts _buffers _workers _entries _proactive
+-- include: _call _by_coordinator _found _run _check _race _prompts _buffers _workers _entries _proactive
 -- Leases that ran out release everything of their incarnation; entries in flight for too long fail; the proactive filter.
 -- After a restart of Redis nobody could renew for a while: then one full lease passes first.
 -- KEYS  the run's fixed keys; builds worker:<expired>, entry:<its>, prompt:<its>, buffer:<window>

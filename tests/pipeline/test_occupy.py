@@ -16,7 +16,8 @@ def send(d, r, worker, payload):
     stream = keys.trajectories(d.run, worker)
     args = [d.ms, 0, 0, 0, r.entry, worker, r.prompt, 0, 0, "77-0", "1.0"]
     occupy = ("occupy", [*keys.fixed(d.run), keys.entry(d.run, r.entry), stream], args)
-    return d.c._ledger.scripts.run_after([("XADD", stream, "77-0", "payload", payload)], *occupy)[1]
+    with d.acting("worker"):
+        return d.c._ledger.scripts.run_after([("XADD", stream, "77-0", "payload", payload)], *occupy)[1]
 
 
 def test_a_fresh_entry_leaves_the_place_that_an_older_one_still_needs(new_run, names):
@@ -201,8 +202,10 @@ def test_a_script_flush_loses_nothing(new_run, names):
     d = new_run()
     r = d.reserve()
     d.client.script_flush()
+    d.c.reap()  # the coordinator's next call loads them all again
     assert d.finish(r) == Placed(0)
     d.client.script_flush()
+    d.c.reap()
     assert d.reserve().version == 0
     assert len(d.stored_payloads()) == d.c.status()["placed"] == 1
 
