@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import redis
 
-from pipeline import evals, first_values, preparation, summary, version_0
+from pipeline import evals, first_values, metrics, preparation, summary, version_0
 from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.config_rules import unwise
@@ -27,7 +27,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.crew import Crew, role
 from pipeline.display import Display
 from pipeline.engine_processes import EngineProcess, engine_processes, wait_until_up
-from pipeline.errors import HeadraceError, UnknownRun
+from pipeline.errors import ConfigError, HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
 from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
 from pipeline.run_folder import Lock, locked, open_folder
@@ -75,6 +75,12 @@ def up(path: Path, overrides: list[str], redis_url: str | None = None) -> int:
 def check(config: Config, redis_url: str | None) -> list[EngineProcess]:
     """Find out in a second what would fail after minutes; returns the engines to start. Raises HeadraceError."""
     version_0.check(config)
+    metrics.check(config)
+    if config.metrics.port:
+        raise ConfigError(
+            f"metrics.port = {config.metrics.port}: the processes of `headrace up` share this machine, and each serves "
+            "metrics of its own; set it to 0, which takes free ports"
+        )
     if config.advantage.values is not None and first_values.missing(config):
         first_values.source(config)
     if find_url(redis_url, config.redis.url) is None:
@@ -124,6 +130,7 @@ class Launch:
     def prepare(self) -> None:
         """Everything up to version 0 and the prompts' first values."""
         config = self.config
+        metrics.forget_targets(config.folder)
         print(f"run {config.run.name}: all that it writes is in {config.folder}", flush=True)
         with step("Redis"):
             self._start_redis()
@@ -226,6 +233,7 @@ class Launch:
         if self._server is not None:
             self._server.stop()
             self._server = None
+        metrics.forget_targets(self.config.folder)
 
 
 @contextlib.contextmanager

@@ -7,19 +7,21 @@ used_memory > maxmemory        full: plain writes and Reserve are refused, every
 import redis
 
 
+def usage(client: redis.Redis) -> tuple[int, int]:
+    """Bytes used, and maxmemory; 0: no limit, or nothing that is told."""
+    try:
+        info = client.info("memory")
+    except redis.ResponseError:
+        return 0, 0
+    return int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+
+
 def maxmemory(client: redis.Redis) -> int:
     """Bytes; 0: no limit, or none that is told."""
-    return int(_info(client).get("maxmemory", 0))
+    return usage(client)[1]
 
 
 def is_full(client: redis.Redis) -> bool:
     """Whether Reserve is refused for the server's sake."""
-    info = _info(client)
-    return 0 < int(info.get("maxmemory", 0)) < int(info.get("used_memory", 0))
-
-
-def _info(client: redis.Redis) -> dict:
-    try:
-        return client.info("memory")
-    except redis.ResponseError:
-        return {}
+    used, limit = usage(client)
+    return 0 < limit < used

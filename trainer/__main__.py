@@ -5,6 +5,7 @@ Exit codes: 0 done or stopped, 1 failed, 2 wrong usage or settings.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.errors import ConfigError
 from pipeline.log import set_up
+from pipeline.metrics import serving
 from pipeline.redis_server import connect, find_url
 
 
@@ -42,7 +44,15 @@ def _train(arguments: argparse.Namespace, stop) -> None:
     from trainer.ranks import joined
 
     with joined(config.trainer) as ranks, broadcasting(config, url, ranks):
-        Trainer(config, client, ranks, stop).run()
+        trainer = Trainer(config, client, ranks, stop)
+        with _metrics(config, trainer) if ranks.first else contextlib.nullcontext():
+            trainer.run()
+
+
+def _metrics(config: Config, trainer) -> contextlib.AbstractContextManager:
+    from trainer.metrics import TrainerMetrics
+
+    return serving(config, "trainer", TrainerMetrics(trainer.record, config.trainer).families)
 
 
 def _check_ranks(config: Config) -> None:

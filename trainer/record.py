@@ -20,6 +20,7 @@ from pipeline import jsonl, keys
 from pipeline.ledger_types import batch_digest
 from pipeline.progress import record_metrics
 from pipeline.redis_server import patient
+from trainer.throughput import rates
 
 WAITS = ("ready", "fetch", "publish", "checkpoint")  # why no update runs
 
@@ -27,10 +28,15 @@ WAITS = ("ready", "fetch", "publish", "checkpoint")  # why no update runs
 class Record:
     """Kept by every rank; rank 0 alone calls `forget` and `write`."""
 
-    def __init__(self, client: redis.Redis, run: str, file: Path):
-        self.client, self.run, self.file = client, run, file
+    def __init__(self, client: redis.Redis, run: str, file: Path, peak: float | None = None):
+        """peak: FLOP/s of all ranks' devices, where it is known."""
+        self.client, self.run, self.file, self.peak = client, run, file, peak
         self.spent: Counter[str] = Counter()  # seconds since the last line
         self.doing, self.since = "", time.monotonic()
+        self.seconds: Counter[str] = Counter()  # of all lines
+        self.totals: Counter[str] = Counter(updates=0)  # of whatever is a number in all lines
+        self.last: dict[str, Any] = {}  # line
+        self.publish_bytes = 0  # of tensors, written since the last line
         self.checkpoint_seconds = 0.0  # that a thread took for those which became durable since the last line
 
     @contextmanager
@@ -66,8 +72,8 @@ class Record:
 
     def write(self, version: int, batch: Sequence[str], metrics: dict[str, Any]) -> dict[str, Any]:
         """Record update `version` and return its line. batch: the entries it was made from, in order; `headrace audit`
-        holds them against those that the ledger handed out. tokens_per_second counts the waiting, step_seconds does
-        not."""
+        holds them against those that the ledger handed out. step_seconds, tokens_per_second and mfu leave out the
+        waiting."""
         self._switch(self.doing)
         spent, self.spent = self.spent, Counter()
         line = {"version": version, "step": version + 1, "time_ms": time.time_ns() // 1_000_000}
@@ -77,10 +83,15 @@ class Record:
             "step_seconds": round(spent["update"], 4),
             "idle_seconds": round(spent["ready"], 4),
             "wait_seconds": {cause: round(spent[cause], 4) for cause in WAITS},
+            "publish_seconds": round(spent["publish"], 4),
+            "publish_bytes": self.publish_bytes,
             "checkpoint_seconds": round(self.checkpoint_seconds, 4),
-            "tokens_per_second": round(metrics["tokens"] / spent.total(), 1),
+            **rates(metrics["tokens"], metrics["flops"], spent["update"], self.peak),
         }
-        self.checkpoint_seconds = 0.0
+        self.checkpoint_seconds, self.publish_bytes = 0.0, 0
+        self.seconds.update(spent)
+        self.totals.update({"updates": 1} | {name: n for name, n in line.items() if isinstance(n, int | float)})
+        self.last = line
         jsonl.append(self.file, line)  # first: should Redis stay away, the next checkpoint has this update all the same
         patient(lambda: record_metrics(self.client, self.run, line))
         return line

@@ -11,11 +11,13 @@ from pipeline import config, config_file
 from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError
 from pipeline.log import set_up
+from pipeline.metrics import serving
 from pipeline.program import run
 from pipeline.redis_server import connect, find_url
 from workers.chat import Chat
 from workers.engine import connections
 from workers.environments import open_environment
+from workers.metrics import WorkerMetrics
 from workers.worker import Worker
 
 GARBAGE = 20_000  # objects until the collector looks for cycles; a reply alone is hundreds, and goes without it
@@ -32,7 +34,8 @@ async def work(settings: config.Config, name: str, redis_url: str) -> None:
             asyncio.get_running_loop().add_signal_handler(number, worker.drain)
         gc.freeze()  # what is loaded by now stays: no collection need look at it again
         gc.set_threshold(GARBAGE)
-        await worker.run()
+        with serving(settings, name, WorkerMetrics(worker, name).families):
+            await worker.run()
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ reserve ─▶ ready engines, best first ─▶ the ledger ─▶ (Reservation, 
 import logging
 import time
 import uuid
+from collections import Counter
 
 from pipeline.coordinator import Refused, Reservation
 from workers.ledger import Ledger
@@ -30,6 +31,8 @@ class Admission:
     def __init__(self, ledger: Ledger, routes: Routes, incarnation: str):
         self.ledger, self.routes, self.incarnation = ledger, routes, incarnation
         self.no_engine_since: float | None = None
+        self.refusals: Counter[str] = Counter()  # by reason,
+        self.seconds: Counter[str] = Counter()  # and how long each kept this worker from beginning an entry
         self.stopped = ""  # why the run does not go on, as was said last
 
     async def reserve(self) -> tuple[Reservation, str] | Refused:
@@ -43,6 +46,7 @@ class Admission:
                 return answer, engine
             if answer.reason not in OF_ONE_ENGINE:
                 break
+        self.refusals[answer.reason] += 1
         return answer
 
     async def why(self, refused: Refused) -> str:

@@ -20,11 +20,14 @@ sandbox, and tells the model when that is over.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
+import time
 import traceback
 import zlib
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Iterator
 from typing import Protocol
 
 from pipeline import config
@@ -79,6 +82,7 @@ class Episode:
         self.reservation, self.environment, self.engine, self.chat = reservation, environment, engine, chat
         self.limits, self.rollout, self.time_limit = settings.environment, settings.rollout, time_limit
         self.transcript = Transcript()
+        self.seconds = Counter(generate=0.0, environment=0.0)
         self._truncated = False
         self._task: asyncio.Task | None = None
 
@@ -161,8 +165,9 @@ class Episode:
         """Await the environment, for environment.{limit}_timeout_s at most."""
         seconds = getattr(self.limits, f"{limit}_timeout_s")
         try:
-            async with asyncio.timeout(seconds):
-                return await self._environment(what, call)
+            with self._timed("environment"):
+                async with asyncio.timeout(seconds):
+                    return await self._environment(what, call)
         except TimeoutError:
             raise EpisodeFailed(
                 f"{limit.upper()}_TIMEOUT",
@@ -173,11 +178,20 @@ class Episode:
         tokens = self.transcript.tokens
         room = self.rollout.context_length - len(tokens)
         # A copy: what was sent must not change when it is sent again.
-        reply = await self.engine.generate(
-            tokens[:], min(self.rollout.max_tokens, room), at_least=self.reservation.version
-        )
+        with self._timed("generate"):
+            reply = await self.engine.generate(
+                tokens[:], min(self.rollout.max_tokens, room), at_least=self.reservation.version
+            )
         self.transcript.add(reply)
         return reply
+
+    @contextlib.contextmanager
+    def _timed(self, doing: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[doing] += time.monotonic() - begun
 
     def _ending(self, reply: Reply) -> str:
         if reply.tokens == [self.chat.end_token]:

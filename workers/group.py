@@ -47,6 +47,7 @@ class Shared:
     ):
         self.settings, self.chat, self.make_environment = settings, chat, make_environment
         self.routes, self.counts = routes, counts
+        self.seconds: Counter[str] = Counter()  # of episodes that have ended: generate, environment
         self.size = settings.buffers.group_size
         self.launch = settings.buffers.group_launch or self.size
 
@@ -116,3 +117,4 @@ class Group:
                 return await episode.play()
             finally:
                 self._playing.discard((generator, episode))
+                shared.seconds.update(episode.seconds)

@@ -77,7 +77,7 @@ class Worker:
         self.draining = False
         self.ended = asyncio.Event()  # nothing is in flight any more
         self.tasks = asyncio.TaskGroup()
-        self.waiting = ""  # what a refused Reserve waits for
+        self.waiting = self.refused = ""  # what a refused Reserve waits for, and its reason
 
     def drain(self) -> None:
         """Take no new entry and finish."""
@@ -113,16 +113,19 @@ class Worker:
         """Keep rollout.concurrency episodes going until drained."""
         while not self.draining:
             self.wake.clear()
-            self.waiting = await self._fill()
+            self.waiting, begun = await self._fill(), time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await self.wake.wait()
+            self.admission.seconds[self.refused] += time.monotonic() - begun
 
     async def _fill(self) -> str:
         """Reserve until there are enough episodes (""), or the ledger refuses (what is waited for)."""
+        self.refused = ""
         while self.in_flight + self.shared.launch <= self.settings.rollout.concurrency and not self.draining:
             answer = await self.admission.reserve()
             if isinstance(answer, Refused):
+                self.refused = answer.reason
                 return f"{await self.admission.why(answer)} ({self.in_flight} in flight here)"
             self._begin(*answer)
         return ""
