@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from trainer.ranks import Ranks
+
 GIB = 2**30
 
 # name of the device, its words | dense peak in bfloat16, FLOP/s, accumulated in float32 | in float32, no tensor cores
@@ -43,8 +45,12 @@ def peak(name: str, dtype: str) -> float | None:
     return known and known[dtype == "float32"]
 
 
-def peak_of(device: torch.device, dtype: str) -> float | None:
-    return peak(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+def peak_of(ranks: Ranks, dtype: str) -> float | None:
+    """Of the devices of all ranks together, which are of one kind."""
+    if ranks.device.type != "cuda":
+        return None
+    one = peak(torch.cuda.get_device_name(ranks.device), dtype)
+    return one and ranks.size * one
 
 
 class Costs(NamedTuple):
@@ -90,8 +96,9 @@ def _used(name: str, config) -> float:
     return config.num_experts_per_tok / next(getattr(config, n) for n in names if hasattr(config, n))
 
 
-def rates(tokens: int, seconds: float, flops: float, peak: float | None) -> dict[str, float]:
+def rates(tokens: int, flops: float, seconds: float, peak: float | None) -> dict[str, float]:
     """tokens_per_second, and mfu if the peak of all ranks together is known; seconds: of the update alone."""
+    seconds = max(seconds, 1e-9)
     told = {"tokens_per_second": round(tokens / seconds, 1)}
     if peak is not None:
         told["mfu"] = round(flops / seconds / peak, 4)

@@ -37,7 +37,7 @@ from trainer.ranks import Ranks
 from trainer.reference import follow
 from trainer.rejection import mismatch, rejected, rejection_metrics
 from trainer.step import Proximal, Stepper, of_steps
-from trainer.throughput import costs_of, peak_memory_gib
+from trainer.throughput import costs_of
 
 
 class Updater:
@@ -100,18 +100,14 @@ class Updater:
             alarm = self._alarm.look(version, metrics["mismatch_kl"], batch.trajectories, self.logprobs)
             metrics["mismatch_alarm"] = alarm
         described = describe(batch.trajectories, counts, advantages, self.config, version)
-        return metrics | described | {"lr": rate} | self._work(batch)
+        return metrics | described | {"lr": rate, "flops": self._flops(batch)}
 
-    def _work(self, batch: Prepared) -> dict[str, float]:
-        """What the update has computed, and the memory that it took on the rank that took most."""
+    def _flops(self, batch: Prepared) -> float:
+        """What the update has computed on all ranks: trainer/throughput.py."""
         settings, lengths = self.config.loss, [len(t.tokens) for t in batch.trajectories]
         before = settings.proximal == "recompute" and (len(batch.minibatches) > 1 or settings.rejection != "none")
         passes = 3 + before + (self.reference is not None)
-        peak = max(self.ranks.gather(peak_memory_gib(self.ranks.device)))
-        return {
-            "flops": passes * self._costs.forward(lengths, int(batch.counts.sum())),
-            "peak_memory_gib": round(peak, 3),
-        }
+        return passes * self._costs.forward(lengths, int(batch.counts.sum()))
 
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:

@@ -23,8 +23,11 @@ TIMES = {
     "wait_seconds",
     "idle_seconds",
     "step_seconds",
+    "publish_seconds",
+    "publish_bytes",
     "checkpoint_seconds",
     "tokens_per_second",
+    "peak_memory_gib",
 }
 OF_ONE_RUN = TIMES | {"batch"}  # which names entries, whose ids no other run has
 

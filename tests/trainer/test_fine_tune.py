@@ -5,16 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import get_cosine_schedule_with_warmup
 
 from pipeline import jsonl
-from pipeline.config import ColdStart
 from pipeline.config_file import load
 from pipeline.errors import ConfigError
 from tests.trainer.ledger import DEFAULTS, RUN, trajectory
 from trainer import model as policy
 from trainer.cold_start import make_model
-from trainer.fine_tune import ColdStartFailed, batches, final_message, fine_tune, held_out_loss, learning_rate, split
+from trainer.fine_tune import ColdStartFailed, batches, final_message, fine_tune, held_out_loss, split
 
 
 def make_config(folder, **settings):
@@ -88,23 +86,6 @@ def test_one_step_changes_the_weights_as_adamw_does_at_the_scheduled_rate_with_w
         optimizer.step()
     for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=1e-3)
-
-
-def test_the_cosine_is_that_of_transformers_and_warm_up_reaches_the_whole_rate_at_its_last_step():
-    settings = ColdStart(lr=3e-5, schedule="cosine", warm_up=4)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-5)
-    schedule = get_cosine_schedule_with_warmup(optimizer, 4, 30)
-    theirs = []
-    for _ in range(30):
-        theirs.append(schedule.get_last_lr()[0])
-        optimizer.step()
-        schedule.step()
-    ours = [learning_rate(step, 30, settings) for step in range(1, 31)]
-    assert ours[4:] == pytest.approx(theirs[4:], rel=1e-12)
-    assert ours[:4] == pytest.approx([3e-5 * k / 4 for k in (1, 2, 3, 4)])
-    assert 0 < ours[-1] < 3e-7
-    constant = ColdStart(lr=3e-5, warm_up=4)
-    assert {learning_rate(step, 30, constant) for step in range(4, 31)} == {3e-5}
 
 
 def test_no_prompt_is_on_both_sides_of_the_split_and_the_papers_shares_come_out():

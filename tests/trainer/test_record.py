@@ -16,7 +16,7 @@ def record(redis_url, run, tmp_path):
 
 
 def write(record, version):
-    return record.write(version, ["e0"], {"tokens": 100})
+    return record.write(version, ["e0"], {"tokens": 100, "flops": 2e9})
 
 
 def parts(line):
@@ -60,3 +60,18 @@ def test_what_comes_after_a_line_belongs_to_the_next_one_also_if_it_fails(record
     assert line["wait_seconds"]["ready"] >= 0.03
     assert line["seconds"] >= 0.03
     assert parts(line) <= line["seconds"] + 1e-3
+
+
+def test_tokens_and_flops_are_those_of_the_update_alone_and_mfu_is_told_where_the_peak_is_known(record):
+    with record.timed("ready"):
+        time.sleep(0.05)
+    with record.timed("update"):
+        time.sleep(0.02)
+    line = write(record, 0)
+    assert line["tokens_per_second"] == pytest.approx(100 / line["step_seconds"], rel=0.01)
+    assert "mfu" not in line
+    record.peak = 1e12
+    with record.timed("update"):
+        time.sleep(0.02)
+    line = write(record, 1)
+    assert line["mfu"] == pytest.approx(2e9 / line["step_seconds"] / 1e12, rel=0.01)
