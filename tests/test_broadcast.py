@@ -49,7 +49,7 @@ def published(config):
     manifests = {}
     for version in (1, 2):
         folder = config.folder / f"weights/{version}"
-        manifests[version] = write_weights(policy, folder, version, config.model_path, "float32", probe)
+        manifests[version] = write_weights(policy, folder, version, config.model_path, "float32", probe).manifest
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(version)))

@@ -106,7 +106,7 @@ def test_published_weights_hold_tied_embeddings_once_and_the_tokenizer(prepared)
 
 def test_weights_are_published_in_the_dtype_asked_for(prepared, tmp_path):
     model = policy.load(prepared.model_path)
-    manifest = write_weights(model, tmp_path / "1-x", 1, prepared.model_path, "bfloat16", list(range(32)))
+    manifest = write_weights(model, tmp_path / "1-x", 1, prepared.model_path, "bfloat16", list(range(32))).manifest
     assert manifest.dtype == "bfloat16"
     assert {t.dtype for t in load_file(tmp_path / "1-x" / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "1-x" / "config.json").read_text())["dtype"] == "bfloat16"
