@@ -20,4 +20,24 @@ def top(run, redis_url):
     top(find_run(run), redis_url)
 
 
-COMMANDS = (top,)
+@click.command()
+@run_argument
+@redis_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Another address lets others read it.")
+@click.option("--port", default=8787, show_default=True, help="0 takes a free one.")
+def web(run, redis_url, host, port):
+    """A page with the same live picture, read-only, until Ctrl-C."""
+    from pipeline import web
+    from pipeline.onlooker import Onlooker
+    from pipeline.run_folder import find_run
+
+    config = find_run(run)
+    onlooker = Onlooker(config, redis_url)
+    with onlooker.watching(web.LOOK_S), web.Server(config, onlooker, host, port) as server:
+        if not server.loopback:
+            click.echo(f"whoever reaches {host} can read this page; it shows no prompts and no trajectories")
+        click.echo(f"{config.run.name} is shown at {server.url} until Ctrl-C")
+        server.serve_forever()
+
+
+COMMANDS = (top, web)
