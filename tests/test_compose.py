@@ -51,7 +51,7 @@ def services(profile):
 
 
 def ours(services):
-    return {name: service for name, service in services.items() if service["image"].startswith("headrace:")}
+    return {name: service for name, service in services.items() if service["image"].startswith(("headrace-rollout:", "headrace-trainer:"))}
 
 
 def test_compose_takes_the_file_without_a_word(profile):
@@ -70,7 +70,7 @@ def test_every_image_is_pinned_to_a_version(services):
     for name, service in services.items():
         image, _, tag = service["image"].rpartition(":")
         assert image and tag.removeprefix("v")[0].isdigit() and "." in tag, name
-        if image == "headrace":
+        if image in ("headrace-rollout", "headrace-trainer"):
             assert tag == ours_is
 
 
@@ -81,10 +81,13 @@ def test_the_sglang_of_both_profiles_is_the_one_that_is_tested():
         assert f"sglang=={tag.removeprefix('v')} " in script
 
 
-def test_our_image_has_whatever_a_run_may_need():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (installed,) = re.findall(r'"\.\[(.*)\]"', (ROOT / "docker" / "headrace" / "Dockerfile").read_text())
-    assert set(installed.split(",")) == extras.keys() - {"embedded", "test", "all"}  # Redis is a service of its own
+def test_our_images_have_what_their_processes_need_and_only_the_trainers_has_torch(services):
+    found = re.findall(r'"\.\[(.*)\$\{EXTRAS', (ROOT / "docker" / "headrace" / "Dockerfile").read_text())
+    assert found == ["rollout,math,plot,metrics", "train,gguf,data"]  # the trainer's is built upon the rollout's
+    for name, service in ours(services).items():
+        trains = service["command"][0] in ("train", "cold-start")
+        assert service["build"]["target"] == ("trainer" if trains else "rollout"), name
+        assert service["image"].startswith(f"headrace-{service['build']['target']}:"), name
 
 
 def test_no_port_is_published_and_nothing_is_privileged(services):
