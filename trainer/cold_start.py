@@ -59,7 +59,8 @@ def prepare(config: Config) -> None:
         fine_tune(model, trajectory_file.read(traces), config)
     remove_drafts(final.parent)
     probe = probe_tokens(config.model_path, "\n".join(_questions(config)[:PROBE_QUESTIONS]))
-    write_weights(model, final, 0, config.model_path, config.model.dtype, probe)
+    bucket_mb = config.publish.bucket_mb
+    write_weights(model, final, 0, config.model_path, config.model.dtype, probe, bucket_mb=bucket_mb)
 
 
 def _questions(config: Config) -> list[str]:
