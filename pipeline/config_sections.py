@@ -315,7 +315,7 @@ class Metrics(Section):
         None,
         ge=0,
         lt=65536,
-        description="of every process; 0: free ones, named in {run folder}/metrics/*.json; not set: nothing is served",
+        description="of every process; 0: free ones, named in {run.folder}/.prometheus/*.json; not set: none is served",
     )
     host: str = Field("127.0.0.1", description="the address that it is served on; 0.0.0.0: all of this machine")
 

@@ -130,7 +130,7 @@ class Launch:
     def prepare(self) -> None:
         """Everything up to version 0 and the prompts' first values."""
         config = self.config
-        metrics.forget_targets(config.folder)
+        metrics.forget_targets(config)
         print(f"run {config.run.name}: all that it writes is in {config.folder}", flush=True)
         with step("Redis"):
             self._start_redis()
@@ -233,7 +233,7 @@ class Launch:
         if self._server is not None:
             self._server.stop()
             self._server = None
-        metrics.forget_targets(self.config.folder)
+        metrics.forget_targets(self.config)
 
 
 @contextlib.contextmanager

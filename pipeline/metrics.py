@@ -5,8 +5,9 @@
     TrainerMetrics   trainer       its updates and where time goes     │
                      all           process_cpu_seconds_total, process_resident_memory_bytes, …
 
-    metrics.port = 0 ─▶ a free port, named in {run folder}/metrics/worker-0.json, as Prometheus' file_sd_configs reads
-    it, for as long as the process lives; headrace up removes what killed ones left
+    metrics.port = 0 ─▶ a free port, named in {run.folder}/.prometheus/worker-0@demo.json, as file_sd_configs reads it,
+    for as long as the process lives; `headrace up` removes what killed ones left. One folder for all runs, because
+    Prometheus takes a * for a file's name, and for no folder's.
 
 Names follow Prometheus' conventions: base units, _total for counters. Every sample has the label `run`; no label has
 values without a bound, such as ids of entries. Nothing is counted twice: what a process keeps anyway is read here.
@@ -88,7 +89,7 @@ def serving(config: Config, process: str, families: Families) -> Iterator[str | 
     address = f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
     log.info("metrics are served at http://%s/metrics", address)
     try:
-        with _named(config.folder, process, address) if settings.port == 0 else contextlib.nullcontext():
+        with _named(config, process, address) if settings.port == 0 else contextlib.nullcontext():
             yield address
     finally:
         server.shutdown()
@@ -96,17 +97,17 @@ def serving(config: Config, process: str, families: Families) -> Iterator[str | 
         thread.join()
 
 
-def forget_targets(folder: Path) -> None:
+def forget_targets(config: Config) -> None:
     """Remove what killed processes of the run have left; nothing of it may run."""
-    for path in _targets(folder).glob("*.json"):
+    for path in _target(config, "").parent.glob(_target(config, "*").name):
         path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _named(folder: Path, process: str, address: str) -> Iterator[None]:
+def _named(config: Config, process: str, address: str) -> Iterator[None]:
     """A file that Prometheus finds this process by."""
-    path = _targets(folder) / f"{process}.json"
-    text = json.dumps([{"targets": [address], "labels": {"process": process}}])
+    path = _target(config, process)
+    text = json.dumps([{"targets": [address], "labels": {"run": config.run.name, "process": process}}])
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".new")
     draft.write_text(text)
@@ -119,8 +120,8 @@ def _named(folder: Path, process: str, address: str) -> Iterator[None]:
                 path.unlink()
 
 
-def _targets(folder: Path) -> Path:
-    return folder / "metrics"
+def _target(config: Config, process: str) -> Path:
+    return config.run.folder / ".prometheus" / f"{process}@{config.run.name}.json"  # neither has an @
 
 
 def _registry(run: str, families: Families):

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline import engine_command, programs, watch
 from pipeline.cli import cli
@@ -51,7 +52,11 @@ def services(profile):
 
 
 def ours(services):
-    return {name: service for name, service in services.items() if service["image"].startswith(("headrace-rollout:", "headrace-trainer:"))}
+    return {
+        name: service
+        for name, service in services.items()
+        if service["image"].startswith(("headrace-rollout:", "headrace-trainer:"))
+    }
 
 
 def test_compose_takes_the_file_without_a_word(profile):
@@ -236,3 +241,48 @@ def _remove(argument, argv):
     if argument in argv:
         at = argv.index(argument)
         del argv[at : at + 2]
+
+
+@cache
+def looking():
+    """The profile metrics beside a run on a CPU."""
+    found = compose("--profile", "cpu", "--profile", "metrics", "config", "--format", "json")
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)["services"]
+
+
+def test_prometheus_and_grafana_are_a_profile_of_their_own_on_loopback_alone():
+    added = looking().keys() - described("cpu")["services"].keys()
+    assert added == {"prometheus", "grafana"}
+    for name in added:
+        service = looking()[name]
+        assert [port["host_ip"] for port in service["ports"]] == ["127.0.0.1"], name
+        assert service["init"] and int(service["mem_limit"]) > 0 and service["restart"] == "unless-stopped", name
+        assert service["healthcheck"]["test"] and service["security_opt"] == ["no-new-privileges:true"], name
+        tag = service["image"].rpartition(":")[2].removeprefix("v")
+        assert tag[0].isdigit() and "." in tag, name
+        binds = [mount for mount in service["volumes"] if mount["type"] == "bind"]
+        assert binds and all(mount["read_only"] and Path(mount["source"]).exists() for mount in binds), name
+
+
+def test_grafana_is_for_looking_only_and_has_no_password():
+    variables = looking()["grafana"]["environment"]
+    assert variables["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer" and variables["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert not [name for name in variables if "PASSWORD" in name]
+    home = Path(variables["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    mounted = {mount["target"]: mount["source"] for mount in looking()["grafana"]["volumes"]}
+    assert (Path(mounted[str(home.parent)]) / home.name).is_file()
+
+
+def test_every_process_serves_its_metrics_where_prometheus_looks(services):
+    scraped = yaml.safe_load((ROOT / "docker" / "prometheus" / "prometheus.yml").read_text())["scrape_configs"][0]
+    (found,), (always,) = scraped["dns_sd_configs"], scraped["static_configs"]
+    aliases = {alias for each in services.values() for alias in (each["networks"]["default"] or {}).get("aliases", [])}
+    assert {*found["names"]} <= services.keys() | aliases
+    for name, service in ours(services).items():
+        _, run, *overrides = service["command"]
+        metrics = load(ROOT / run, overrides).metrics
+        assert (metrics.host, metrics.port) == ("0.0.0.0", found["port"]), (
+            f"{name}: the first one's settings are the run's"
+        )
+    assert always["targets"] == [f"coordinator:{found['port']}"]

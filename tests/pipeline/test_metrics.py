@@ -62,15 +62,14 @@ def test_a_process_serves_what_its_families_tell_at_that_moment(tmp_path):
 
 def test_prometheus_finds_each_process_in_a_file_as_long_as_it_lives(tmp_path):
     settings = config(tmp_path, port=0)
-    targets = settings.folder / "metrics"
     with serving(settings, "worker-0", list) as first, serving(settings, "worker-1", list) as second:
         assert first != second
-        files = {path.stem: json.loads(path.read_text()) for path in targets.glob("*.json")}
+        files = {path.name: json.loads(path.read_text()) for path in (tmp_path / ".prometheus").glob("*.json")}
         assert files == {
-            "worker-0": [{"targets": [first], "labels": {"process": "worker-0"}}],
-            "worker-1": [{"targets": [second], "labels": {"process": "worker-1"}}],
+            "worker-0@demo.json": [{"targets": [first], "labels": {"run": "demo", "process": "worker-0"}}],
+            "worker-1@demo.json": [{"targets": [second], "labels": {"run": "demo", "process": "worker-1"}}],
         }
-    assert not list(targets.iterdir())
+    assert not list((tmp_path / ".prometheus").iterdir())
 
 
 def test_a_process_that_ends_late_leaves_the_file_of_the_one_that_took_its_place(tmp_path):
@@ -78,19 +77,20 @@ def test_a_process_that_ends_late_leaves_the_file_of_the_one_that_took_its_place
     with serving(settings, "worker-0", list):
         new = serving(settings, "worker-0", list)
         address = new.__enter__()
-    (left,) = (settings.folder / "metrics").iterdir()
+    (left,) = (tmp_path / ".prometheus").iterdir()
     assert json.loads(left.read_text())[0]["targets"] == [address]
     new.__exit__(None, None, None)
     assert not left.exists()
 
 
 def test_what_killed_processes_leave_is_removed_with_the_next_start(tmp_path):
-    settings = config(tmp_path, port=0)
-    (settings.folder / "metrics").mkdir(parents=True)
-    (settings.folder / "metrics" / "worker-0.json").write_text("[]")
-    forget_targets(settings.folder)
-    assert not list((settings.folder / "metrics").iterdir())
-    forget_targets(tmp_path / "no such run")
+    settings, targets = config(tmp_path, port=0), tmp_path / ".prometheus"
+    forget_targets(settings)
+    targets.mkdir()
+    for name in ("worker-0@demo", "worker-0@demo.2", "worker-0@another-demo"):
+        (targets / f"{name}.json").write_text("[]")
+    forget_targets(settings)
+    assert sorted(path.stem for path in targets.iterdir()) == ["worker-0@another-demo", "worker-0@demo.2"]
 
 
 def test_nothing_is_served_unless_asked_for(tmp_path):
