@@ -2,8 +2,8 @@
 
     MicroBatch ─▶ embeddings ─▶ layers (each fully_shard-ed) ─▶ hidden [rows, width, H]
                                                                    │ only the cells that predict an action token
-                                                                   ▼ 1024 at a time, once more in the backward pass
-                                                    lm_head ─▶ logits [1024, V] ─▶ log_softmax(logits / temperature)
+                                                                   ▼
+                                         trainer/head.py ─▶ log_softmax(logits / temperature), a few rows at a time
 
 Attention within each trajectory: trainer/attention.py, for a model that takes it. For others no mask is given, only
 positions that restart with every trajectory, and transformers derives a causal, block-diagonal mask from them. A model
@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from pipeline.errors import HeadraceError
 from trainer import attention
+from trainer.head import logprobs_of
 from trainer.packing import MicroBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ROWS = 1024  # of logits at a time: with a vocabulary of 250,000 they are a gigabyte
 
 
 class ModelError(HeadraceError):
@@ -73,23 +72,19 @@ def action_logprobs(
         inputs |= {name: inputs[name].view(1, -1) for name in ("input_ids", "position_ids")}
         inputs |= attention.borders(batch.lengths, batch.tokens.device)
 
-    def of_rows(hidden: torch.Tensor, targets: torch.Tensor, outputs):
-        # What a model does after its layers is its own affair: a head, and then perhaps a scale or a soft cap.
-        with _replaced(layers, lambda *_, **__: replace(outputs, last_hidden_state=hidden[None])):
-            logits = whole(model, **inputs).logits.squeeze(0)
-        logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
-
     def of_all(**_):
-        outputs = _without_head(model, inputs)
+        outputs, head = _without_head(model, inputs), model.get_output_embeddings()
+        inside = {id(parameter) for parameter in (*layers.parameters(), head.weight)}
+        others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
         hidden = outputs.last_hidden_state.flatten(0, 1).index_select(0, batch.sources)
-        parts = [
-            checkpoint(of_rows, *rows, outputs, use_reentrant=False, preserve_rng_state=False)
-            for rows in zip(hidden.split(ROWS), batch.targets.split(ROWS), strict=True)
-        ]
-        return tuple(map(torch.cat, zip(*parts, strict=True)))
+        outputs = replace(outputs, last_hidden_state=None)
+
+        def logits_of(hidden: torch.Tensor) -> torch.Tensor:
+            # What a model does after its layers is its own affair: a head, and then perhaps a scale or a soft cap.
+            with _replaced(layers, lambda *_, **__: replace(outputs, last_hidden_state=hidden[None])):
+                return whole(model, **inputs).logits.squeeze(0)
+
+        return logprobs_of(logits_of, head, others, hidden, batch.targets, temperature, entropy_gradient)
 
     # One forward of the outermost unit: its parameters are whole in it, and again in the backward pass of its result.
     with _replaced(model, of_all):

@@ -9,13 +9,10 @@ import torch
 
 from pipeline.config import Config, Trainer
 from tests.trainer.ledger import trajectory
-from trainer import model as policy
-from trainer.attention import suit
+from tests.trainer.poison import batch, poison
+from trainer import head, resume
 from trainer.packing import Layout
 from trainer.ranks import joined
-from trainer.reference import make_reference
-from trainer.sharding import shard
-from trainer.step import make_optimizer
 from trainer.update import Updater
 
 
@@ -33,6 +30,8 @@ def settings(
     dtype: str = "float32",
     loss: dict | None = None,
     advantage: dict | None = None,
+    trainer: dict | None = None,
+    optimizer: dict | None = None,
 ) -> Config:
     config = Config.model_validate(
         {
@@ -41,22 +40,21 @@ def settings(
             "data": {"tasks": {"chain_sum": {}}},
             "rollout": {"temperature": temperature},
             # eps: the first step follows the sign of the gradient, also where it is nothing but rounding
-            "optimizer": {"lr": 1e-3, "max_grad_norm": 1e9, "eps": 1e-4},
+            "optimizer": {"lr": 1e-3, "max_grad_norm": 1e9, "eps": 1e-4} | (optimizer or {}),
             "loss": loss or {},
             "advantage": advantage or {},
+            "trainer": trainer or {},
         }
     )
     # below the context's length, which run.toml may not be: then every trajectory is longer than the budget
-    trainer = config.trainer.model_copy(update={"token_budget": budget, "minibatches": minibatches})
-    return config.model_copy(update={"trainer": trainer})
+    cut = config.trainer.model_copy(update={"token_budget": budget, "minibatches": minibatches})
+    return config.model_copy(update={"trainer": cut})
 
 
 def make_updater(ranks, config: Config, layout: Layout | None = None) -> Updater:
-    whole = policy.load(config.model.path)
-    suited = suit(whole, whole.device)
-    sharded = shard(whole, ranks, config.model.dtype)
-    reference = make_reference(config.model.path, config, ranks)
-    return Updater(sharded, make_optimizer(sharded, config), config, ranks, layout or suited, reference)
+    updater = resume.make_updater(config.model.path, config, ranks)
+    updater.layout = layout or updater.layout
+    return updater
 
 
 def compute_on(
@@ -67,15 +65,20 @@ def compute_on(
     layout: Layout | None = None,
     trajectories=None,
     updates: int = 1,
-    logits: int = policy.ROWS,
+    logits: int = 10_000,
+    poisoned: tuple[int, ...] = (),
     **options,
 ):
     """Metrics, the gradient before the last optimizer step and the weights after it: of the last of so many updates,
-    all on the same 13 trajectories, with so many rows of logits at a time; options: see `settings`.
+    all on the same 13 trajectories, with so many rows of logits at a time; poisoned: those that NaN is computed of;
+    options: see `settings`.
     """
     trajectories = trajectories or [trajectory(seed, longest=100, version=seed % 2) for seed in range(13)]
     updater = make_updater(ranks, settings(model, budget, minibatches, **options), layout)
-    with patch.object(policy, "ROWS", logits):
+    if poisoned:
+        trajectories = batch(*poisoned)
+        poison(updater.model)
+    with patch.dict(head.CELLS, cpu=logits * 320):
         for _ in range(updates):
             metrics = updater.update(updater.prepare(trajectories), version=2)
     named = dict(updater.model.named_parameters())

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from tests.trainer.ledger import trajectory
+from trainer import head
 from trainer import model as policy
 from trainer.attention import suit
 from trainer.model import ModelError, action_logprobs
@@ -100,7 +101,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_the_logits_of_all_tokens_are_never_there_at_once(tiny_model, monkeypatch, entropy_gradient):
-    monkeypatch.setattr(policy, "ROWS", 40)
+    monkeypatch.setitem(head.CELLS, "cpu", 40 * 320)
     model = policy.load(tiny_model)
     trajectories = [trajectory(seed, longest=100) for seed in range(12)]
     batch = pack([[i] for i in range(12)], trajectories)
@@ -117,7 +118,7 @@ def test_a_few_logits_at_a_time_give_the_same_as_all(monkeypatch, shape):
     batch = pack([[0, 1], [2, 3]], trajectories)
 
     def found(rows):
-        monkeypatch.setattr(policy, "ROWS", rows)
+        monkeypatch.setitem(head.CELLS, "cpu", rows * 320)
         model.zero_grad()
         logprobs, entropy = action_logprobs(model, batch, 0.7, entropy_gradient=True)
         (logprobs[::2].sum() - entropy[1::2].sum()).backward()

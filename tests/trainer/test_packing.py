@@ -46,7 +46,7 @@ def test_ranks_get_equal_shares_of_the_cost_when_attention_is_what_it_is_made_of
         ]
         return max(loads) / np.mean(loads)
 
-    assert heaviest(0.01) < 1.02 < heaviest(0.0)
+    assert heaviest(0.01) - 1 < (heaviest(0.0) - 1) / 10
 
 
 def test_a_flat_plan_has_as_few_micro_batches_as_possible_and_they_are_about_as_full():

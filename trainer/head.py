@@ -1,0 +1,120 @@
+"""Log-probs and entropy of tokens from hidden states: never [tokens, vocabulary] at once, neither forward nor backward.
+
+    hidden [n, H] ─┬─ [r, H] ─▶ logits [r, V] ─▶ log p(target), entropy, log Σ exp                        r · V <= CELLS
+                   └─ …                            └─ [n] each, all that is kept for the backward pass:
+                      [r, H] ─▶ logits [r, V], once more ─▶ ∂logits ─┬▶ ∂hidden [r, H]
+                                                                     └▶ ∂weight [V, H] += …
+    ∂logits · temperature = (onehot(target) - p) ∂logprob - p (log p + entropy) ∂entropy
+
+How logits are made of hidden states is the model's own affair: a head, and before or after it perhaps a scale or a soft
+cap. Only the gradient of the head's weight is computed here, so that it is summed up in place.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+
+CELLS = {"cpu": 2**23, "cuda": 2**28}  # logits at once: 32 MiB, which malloc keeps; 1 GiB on a device of many
+
+Logits = Callable[[torch.Tensor], torch.Tensor]  # [r, H] -> [r, V]
+
+
+def logprobs_of(
+    logits_of: Logits,
+    head: torch.nn.Module,
+    others: list[torch.nn.Parameter],
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    entropy_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([n] log-probs of the targets, [n] entropies), float32 nats, of the tempered distribution.
+
+    head              the layer in `logits_of` that maps to the vocabulary
+    others            whatever else in it is trained
+    entropy_gradient  whether the entropies have a gradient too
+    """
+    rows = max(1, CELLS[hidden.device.type] // len(head.weight))
+    options = temperature, entropy_gradient, rows
+    return _Logprobs.apply(logits_of, head, options, targets, hidden, head.weight, *others)
+
+
+class _Logprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits_of, head, options, targets, hidden, *weights):
+        temperature, entropy_gradient, rows = options
+        logprobs, entropy, normalizers = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
+        parts = (tensor.split(rows) for tensor in (hidden, targets, logprobs, entropy, normalizers))
+        for own, wanted, logprob, spread, normalizer in zip(*parts, strict=True):
+            logits = logits_of(own).float().div_(temperature)
+            highest = logits.amax(-1)
+            p = logits.sub_(highest[:, None]).exp()
+            total = p.sum(-1)
+            logprob.copy_(logits.gather(-1, wanted[:, None]).squeeze(-1) - total.log())
+            spread.copy_(total.log() - torch.einsum("rv,rv->r", p, logits) / total)
+            normalizer.copy_(total.log() + highest)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(targets, entropy, normalizers, hidden, *weights)
+        ctx.how = logits_of, head, options
+        return logprobs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, of_logprobs, of_entropy):
+        targets, entropy, normalizers, hidden, *weights = ctx.saved_tensors
+        logits_of, head, (temperature, entropy_gradient, rows) = ctx.how
+        of_hidden = torch.empty_like(hidden)
+        sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+        tensors = hidden, of_hidden, targets, entropy, normalizers, of_logprobs, of_entropy
+        for own, out, wanted, spread, *numbers in zip(*(tensor.split(rows) for tensor in tensors), strict=True):
+            normalizer, g, of_spread = (number[:, None] for number in numbers)
+            with torch.enable_grad(), _summing(head, sums[0]):
+                own = own.detach().requires_grad_()
+                logits = logits_of(own)
+            logs = (logits.detach().float() / temperature).sub_(normalizer)
+            gradient = logs.exp()
+            gradient.mul_(-g - of_spread * logs.add_(spread[:, None]) if entropy_gradient else -g)
+            gradient.scatter_add_(-1, wanted[:, None], g).div_(temperature)
+            del logs
+            found = torch.autograd.grad(logits, [own, *weights], gradient.to(logits.dtype), allow_unused=True)
+            out.copy_(found[0])
+            for total, more in zip(sums, found[1:], strict=True):
+                if more is not None:
+                    total.add_(more)
+        of_weights = [total.to(weight.dtype) for total, weight in zip(sums, weights, strict=True)]
+        return None, None, None, None, of_hidden, *of_weights
+
+
+@contextmanager
+def _summing(head: torch.nn.Module, total: torch.Tensor) -> Iterator[None]:
+    """The gradient of the head's weight is added to `total` [V, H], without one of its size in between."""
+    if type(head) is not torch.nn.Linear:  # it computes something else
+        yield
+        return
+    head.forward = lambda hidden: _Summed.apply(hidden, head.weight, total) + (0 if head.bias is None else head.bias)
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, total):
+        ctx.save_for_backward(hidden, weight)
+        ctx.total = total
+        return F.linear(hidden, weight)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        hidden, weight = ctx.saved_tensors
+        rows, columns = gradient.flatten(0, -2), hidden.flatten(0, -2)
+        if rows.dtype == ctx.total.dtype:
+            ctx.total.addmm_(rows.T, columns)
+        else:  # of 16 bits: summed in float32 all the same
+            ctx.total.add_(rows.T @ columns)
+        return gradient @ weight, None, None
