@@ -1,13 +1,17 @@
-"""What each process does at the moment, in words: one sentence for `status`, `workers list`, `top` and the web page.
+"""What each process does and what has happened, in words: for `status`, `workers list`, `top` and the web page.
 
 hr:{run}:process:worker-0   waiting "" · evaluating 15                   ──▶ evaluates version 15
                             waiting "" · in_flight 63 · tokens_s 467     ──▶ 63 episodes in flight, 467 tokens/s
                             waiting "a place in the buffers" · since_ms  ──▶ waits 7 s for a place in the buffers
 """
 
+import re
 import time
 from typing import Any
 
+from pipeline.events import Event
+
+LEFT_OUT = {"ms", "digest"}
 FIXED = {"name", "role", "pid", "host", "waiting", "since_ms"}
 
 
@@ -28,6 +32,17 @@ def doing(process: dict[str, Any]) -> str:
 def _since(process: dict[str, Any]) -> str:
     seconds = time.time() - float(process.get("since_ms", 0)) / 1000
     return f"{seconds:.0f} s " if seconds >= 1 else ""
+
+
+def happened(event: Event) -> str:
+    """An event's fields in one line: an id by its beginning, a number by three digits."""
+    return " ".join(f"{name}={_short(value)}" for name, value in event.fields.items() if name not in LEFT_OUT and value)
+
+
+def _short(text: str) -> str:
+    if re.fullmatch("[0-9a-f]{32}", text):
+        return text[:8]
+    return f"{float(text):.3g}" if re.fullmatch(r"\d*\.\d{4,}", text) else text[:60]
 
 
 def number(value: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.doing import doing
+from pipeline.doing import doing, happened
 from pipeline.ledger_types import BufferView, EngineView
 from pipeline.snapshot import Snapshot
 
@@ -98,7 +98,7 @@ def progress(s: Snapshot, curve: int = 48) -> list[Text]:
 
 def buffers(s: Snapshot, rows: int, width: int) -> list[Text]:
     legend = label("buffers").append("█ occupied ", "green").append("█ reserved ", "yellow").append("░ open", "dim")
-    return [legend, *(buffer_line(view, min(width, 100) - 49) for view in open_buffers(s)[:rows])]
+    return [legend, *(buffer_line(view, min(width, 100) - 38) for view in open_buffers(s)[:rows])]
 
 
 def open_buffers(s: Snapshot) -> list[BufferView]:
@@ -145,8 +145,7 @@ def newest(s: Snapshot, rows: int) -> list[Text]:
     """The newest events."""
     lines = [label("events")] if s.events else []
     for event in s.events[max(0, len(s.events) - rows + 1) :]:
-        fields = " ".join(f"{k}={v[:12]}" for k, v in event.fields.items() if k != "ms")
-        lines.append(label(f"  {event.kind}").append(fields, "dim"))
+        lines.append(label(f"  {event.kind}").append(happened(event), "dim"))
     return lines[:rows]
 
 

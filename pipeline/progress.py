@@ -9,6 +9,7 @@
 
 import json
 import os
+import re
 import socket
 import time
 from collections import Counter
@@ -33,6 +34,7 @@ class Progress:
         self._client, self._run, self._name = client, run, name
         self._fixed = {"role": role, "pid": os.getpid(), "host": socket.gethostname()}
         self._waits: bool | None = None
+        self._cause: str | None = None  # of the wait: what its sentence begins with
         self._since_ms = 0
         self._written = -REFRESH_S
         self._shown_waits: bool | None = None
@@ -60,9 +62,9 @@ class Progress:
 
     def _refresh(self, sentence: str, numbers: dict[str, float | str], expire_s: float = EXPIRE_S) -> None:
         self._numbers |= numbers
-        now, waits = time.monotonic(), bool(sentence)
-        if waits != self._waits:
-            self._waits, self._since_ms = waits, _now_ms()
+        now, waits, cause = time.monotonic(), bool(sentence), re.split("[:(]", sentence)[0]
+        if cause != self._cause:  # what follows are numbers, which change while it waits for the same
+            self._waits, self._cause, self._since_ms = waits, cause, _now_ms()
         if now - self._written < (REFRESH_S if waits == self._shown_waits else CHANGE_S):
             return
         self._written, self._shown_waits = now, waits

@@ -45,8 +45,7 @@ def screen(sight: Sight, run: str, width: int, height: int) -> RenderableType:
     """What is seen, at this size."""
     if sight.snapshot is not None:
         return render(sight.snapshot, height, width, sight.said, alarm=sight.state in ("away", "stopped"))
-    text = Text.assemble((f" headrace · {run} ", "reverse bold"), "\n\n", (sight.said, "yellow"))
-    return text.append("\n\nq ends this screen", "dim")
+    return Text.assemble((f" headrace · {run} ", "reverse bold"), "\n\n", (sight.said, "yellow"))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config import Config
-from pipeline.doing import doing
+from pipeline.doing import doing, happened
 from pipeline.errors import HeadraceError
 from pipeline.onlooker import Onlooker, Sight
 from pipeline.snapshot import Snapshot
@@ -134,7 +134,7 @@ def _snapshot(s: Snapshot) -> dict[str, Any]:
         ],
         "evaluations": [{name: getattr(e, name) for name in held_out} for e in s.evaluations],
         "updates": thinned(s.metrics),
-        "events": [{"ms": int(e.id.split("-")[0]), "kind": e.kind, **_short(e.fields)} for e in reversed(s.events)],
+        "events": [{"ms": int(e.id.split("-")[0]), "kind": e.kind, "text": happened(e)} for e in reversed(s.events)],
     }
 
 
@@ -154,17 +154,6 @@ def thinned(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _ages(line: dict[str, Any]) -> Counter:
     return Counter(line.get("staleness", {}))
-
-
-def _short(fields: dict[str, str]) -> dict[str, str]:
-    """An id by its beginning, a number by three digits: one line an event."""
-    return {"text": " ".join(f"{k}={_value(v)}" for k, v in fields.items() if k not in ("ms", "digest"))}
-
-
-def _value(text: str) -> str:
-    if re.fullmatch("[0-9a-f]{32}", text):
-        return text[:8]
-    return f"{float(text):.3g}" if re.fullmatch(r"\d*\.\d{4,}", text) else text[:60]
 
 
 def finite(value: Any) -> Any:

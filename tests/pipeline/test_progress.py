@@ -33,11 +33,15 @@ def test_a_change_between_waiting_and_working_is_shown_at_once_with_its_time(cli
     process = Progress(client, run, "trainer", "trainer")
     process.working()
     clock[0], ms[0] = 100.2, 5200
-    process.waiting("one")
-    assert read_processes(client, run)[0] | {"waiting": "one", "since_ms": 5200} == read_processes(client, run)[0]
+    process.waiting("buffer 3: 1 of 4 occupied")
+    assert [p["since_ms"] for p in read_processes(client, run)] == [5200]
     clock[0], ms[0] = 100.8, 5800
-    process.waiting("two")
-    assert read_processes(client, run)[0] | {"waiting": "two", "since_ms": 5200} == read_processes(client, run)[0]
+    process.waiting("buffer 3: 2 of 4 occupied")
+    shown = [(p["waiting"], p["since_ms"]) for p in read_processes(client, run)]
+    assert shown == [("buffer 3: 2 of 4 occupied", 5200)]
+    clock[0], ms[0] = 101.4, 6400
+    process.waiting("buffer 4: 0 of 4 occupied")  # another wait, without work in between
+    assert [p["since_ms"] for p in read_processes(client, run)] == [6400]
 
 
 def test_a_silent_process_is_gone_and_one_that_ends_at_once(client, run):
