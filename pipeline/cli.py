@@ -1,6 +1,7 @@
 """`headrace`: one command line for everything. Each command imports what it needs, so that --help answers at once.
 
     cli.py                  settings, `up`, `eval`, `doctor`, and one process each
+    cli_checkpoints.py      what it has trained: export, fork
     cli_reports.py          a run that is there: read it, tell it
     cli_look.py             a run that is there: watch it
     cli_environments.py     a user's own environment, before it trains
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from pipeline import cli_environments, cli_look, cli_reports
+from pipeline import cli_checkpoints, cli_environments, cli_look, cli_reports
 from pipeline.cli_options import json_option, redis_option, run_argument, show
 
 RUN_TOML = click.Path(dir_okay=False, path_type=Path)
@@ -72,7 +73,7 @@ def cli():
     """
 
 
-for command in (*cli_reports.COMMANDS, *cli_look.COMMANDS, cli_environments.environments):
+for command in (*cli_checkpoints.COMMANDS, *cli_reports.COMMANDS, *cli_look.COMMANDS, cli_environments.environments):
     cli.add_command(command)
 
 

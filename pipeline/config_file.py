@@ -38,13 +38,18 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
             f"{path}: holds only what differs from the recipe {values['base']!r}; "
             f"`headrace init NAME --recipe {Path(path).stem}` writes the whole file"
         )
+    return of_values(values, overrides, path)
+
+
+def of_values(values: dict[str, Any], overrides: Sequence[str], source: Path | str) -> Config:
+    """The same of what a TOML file would hold; source: what messages name."""
     for override in overrides:
         _apply(values, override)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         lines = [line for e in error.errors() for line in _describe(e).splitlines()]
-        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from None
 
 
 def to_toml(config: Config) -> str:

@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pipeline import jsonl
+from pipeline import checkpoint_folder, jsonl
 from pipeline.config import Config
 from pipeline.data import Problem, training_problems
 from pipeline.errors import ConfigError
@@ -28,9 +28,12 @@ SHOWN = 5  # ids of prompts in a message
 
 
 def missing(config: Config) -> list[Problem]:
-    """The problems that have no `advantage.offline_rollouts` outcomes in {run folder}/values.jsonl yet."""
+    """The problems that have no `advantage.offline_rollouts` outcomes in {run folder}/values.jsonl yet, and no evidence
+    in a checkpoint either, as those of a fork have."""
     n = config.advantage.offline_rollouts
-    return _without(_lines(_path(config)), training_problems(config), n) if n else []
+    absent = _without(_lines(_path(config)), training_problems(config), n) if n else []
+    known = checkpoint_folder.read_prompts(config.folder / "checkpoints") if absent else {}
+    return [problem for problem in absent if problem["id"] not in known]
 
 
 def begin(config: Config) -> None:
@@ -59,7 +62,7 @@ def source(config: Config) -> dict[str, dict[str, Any]]:
     path = _source(config)
     if not path.is_file():
         raise ConfigError(f"advantage.values: no file {path}; expected a run's folder, or the values.jsonl in it")
-    theirs, ours = _measured(path.with_suffix(".json")), _settings(config)
+    theirs, ours = _measured(path.with_suffix(".json")), measured_by(config)
     if differences := _differences({name: theirs.get(name) for name in ours}, ours):
         raise ConfigError(f"advantage.values: {path} was measured with other settings than this run's\n{differences}")
     lines, problems, n = _lines(path), training_problems(config), config.advantage.offline_rollouts
@@ -103,6 +106,11 @@ def summary(config: Config) -> dict[str, Any]:
     }
 
 
+def digests(config: Config) -> dict[str, str]:
+    """Of each training problem, by its id."""
+    return {problem["id"]: _digest(problem) for problem in training_problems(config)}
+
+
 def _path(config: Config) -> Path:
     return config.folder / "values.jsonl"
 
@@ -137,10 +145,11 @@ def _measured_with(config: Config) -> dict[str, Any]:
     except BadWeights as error:
         raise ConfigError(f"version 0 is not made yet ({error}); `headrace cold-start RUN.toml` makes it") from None
     tensors = sorted(item for item in files.items() if item[0].endswith(".safetensors"))
-    return {"weights": hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:16]} | _settings(config)
+    return {"weights": hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:16]} | measured_by(config)
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def measured_by(config: Config) -> dict[str, Any]:
+    """The settings that an outcome depends on, besides the weights."""
     rollout, environment = config.rollout.model_dump(mode="json"), config.environment.model_dump(mode="json")
     chosen = {f"rollout.{name}": rollout[name] for name in DECODING}
     return chosen | {f"environment.{name}": environment[name] for name in ("name", "options", "max_turns")}

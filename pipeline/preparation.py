@@ -42,6 +42,8 @@ def values(config: Config, engine_urls: Sequence[str] = ()) -> dict[str, Any]:
     """
     if not config.advantage.offline_rollouts:
         raise ConfigError("advantage.offline_rollouts = 0: this run has no first values to play")
+    if config.run.parent and not first_values.missing(config):
+        raise ConfigError(f"nothing to play: what is known of the prompts is that of {config.run.parent}")
     check_environment(config.environment)
     with _alone(config) as supervisor:
         play(config, supervisor, lambda: list(engine_urls) or config.engines.urls or _start_engines(config, supervisor))

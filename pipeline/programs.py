@@ -56,6 +56,12 @@ def values(config: Config, engine_urls: Sequence[str]) -> Program:
     return module(config, "values", "workers.evaluate", "values", run_toml(config), *engine_arguments(engine_urls))
 
 
+def export(config: Config, version: int, folder: Path, dtype: str) -> Program:
+    """Writes `folder` from a checkpoint, on the CPU."""
+    argv = [*PYTHON, "-m", "trainer.export", str(run_toml(config)), str(version), str(folder), "--dtype", dtype]
+    return Program("export", argv, log_of(config, "export"), environment(config.trainer.threads))
+
+
 def log_of(config: Config, name: str) -> Path:
     return config.folder / "logs" / f"{name}.log"
 

@@ -10,11 +10,13 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline import checkpoint_folder
 from pipeline.config import Config
 from pipeline.config_file import load, to_toml
 from pipeline.errors import ConfigError, HeadraceError
@@ -45,7 +47,7 @@ def open_folder(config: Config, rewrite: bool = False) -> Path:
                 f"the run {config.run.name!r} exists in {config.folder} with other settings:\n"
                 + "\n".join(f"    {line}" for line in differences)
                 + "\ngive the new run another name (run.name=…), set these keys back, or delete the folder"
-                + ("" if _has_trained(config.folder) else ", in which nothing has been trained yet")
+                + _what_was_trained(config, differences)
             )
     elif config.folder.exists() and any(entry.name != LOCK for entry in config.folder.iterdir()):
         raise ConfigError(f"{config.folder} exists, but is no run's folder (no run.toml); choose another run.name")
@@ -57,9 +59,16 @@ def open_folder(config: Config, rewrite: bool = False) -> Path:
     return path
 
 
-def _has_trained(folder: Path) -> bool:
-    metrics = folder / "metrics.jsonl"
-    return metrics.exists() and metrics.stat().st_size > 0
+def _what_was_trained(config: Config, differences: list[str]) -> str:
+    """How it goes on with the changed settings."""
+    metrics, newest = config.folder / "metrics.jsonl", checkpoint_folder.newest(config.folder / "checkpoints")
+    if not metrics.exists() or metrics.stat().st_size == 0:
+        return ", in which nothing has been trained yet"
+    if newest is None:
+        return ""
+    changed = (line.partition(": ")[0] + "=" + line.rpartition(" → ")[2] for line in differences)
+    command = shlex.join(["headrace", "fork", config.run.name, "--from", newest.name, *changed])
+    return f"; or go on from its newest checkpoint with them, as a new run: {command}"
 
 
 @contextlib.contextmanager
@@ -132,6 +141,14 @@ def holder_of(folder: Path) -> dict[str, Any] | None:
         return holder if "pid" in holder and not holder["report"] else None
     finally:
         os.close(file)
+
+
+def is_up(given: str | None) -> bool:
+    """Whether a `headrace up` on this machine holds that run."""
+    try:
+        return holder_of(find_run(given).folder) is not None
+    except ConfigError:
+        return False
 
 
 def wait_for(path: Path, timeout_s: float) -> None:

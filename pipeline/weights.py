@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -107,7 +107,15 @@ def write_manifest(
     files = {p.name: written[p.name].sha256 if p.name in written else _sha256(p, sync=True) for p in paths}
     tensors = {name: mark for file in written.values() for name, mark in file.tensors.items()}
     tokens, logprobs = tuple(int(t) for t in probe_tokens), tuple(float(p) for p in probe_logprobs)
-    manifest = Manifest(version, dtype, files, tokens, logprobs, tensors)
+    return _write(folder, Manifest(version, dtype, files, tokens, logprobs, tensors))
+
+
+def renumber(folder: Path, version: int) -> Manifest:
+    """The same weights, as those of another version."""
+    return _write(folder, replace(read_manifest(folder), version=version))
+
+
+def _write(folder: Path, manifest: Manifest) -> Manifest:
     draft = folder / f"{MANIFEST}.new"
     with draft.open("w") as file:
         json.dump(manifest._contents() | {"digest": manifest.digest}, file, indent=1)

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from transformers import PreTrainedModel
 
 from pipeline import checkpoint_folder, jsonl, trajectory_file
 from pipeline.checkpoint_folder import PREVIOUS, PROMPTS, STATE, DamagedCheckpoint
@@ -178,15 +179,7 @@ def load(path: Path, updater: Updater) -> None:
     policy. What the optimizer is set to, such as its learning rate, is this run's in any case.
     """
     tensors = _tensors(updater, checkpoint_folder.read_state(path)["parts"])
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="torch")
-            dcp.load(tensors, checkpoint_id=path)
-    except (Exception, CheckpointException) as error:  # each storage reader raises its own kinds
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read ({_reason(error)}); "
-            "move that folder away and the run resumes from the one before it"
-        ) from error
+    _read(path, tensors)
     set_model_state_dict(updater.model, tensors["model"])
     if "optimizer" in tensors:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in updater.optimizer.param_groups]
@@ -195,6 +188,25 @@ def load(path: Path, updater: Updater) -> None:
             group.update(own)
     if updater.reference is not None:
         set_model_state_dict(updater.reference, tensors.get("reference", tensors["model"]))
+
+
+def load_policy(path: Path, model: PreTrainedModel) -> None:
+    """Fill a whole model from a checkpoint, without a process group."""
+    tensors = {"model": get_model_state_dict(model)}
+    _read(path, tensors, no_dist=True)
+    set_model_state_dict(model, tensors["model"])
+
+
+def _read(path: Path, tensors: dict[str, Any], **options: bool) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torch")
+            dcp.load(tensors, checkpoint_id=path, **options)
+    except (Exception, CheckpointException) as error:  # each storage reader raises its own kinds
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read ({_reason(error)}); "
+            "move that folder away and the run resumes from the one before it"
+        ) from error
 
 
 def _tensors(updater: Updater, parts: Collection[str] = ("model", "optimizer", "reference")) -> dict[str, Any]:
