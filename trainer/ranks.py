@@ -22,7 +22,11 @@ from pipeline.errors import ConfigError, HeadraceError
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among all. `mesh` is one-dimensional; FSDP2 shards over it; None: nothing is sharded."""
+    """This process's place among all.
+
+    mesh   FSDP2 shards over its last dimension, and has whole copies along the first if there are two; None: nothing is
+           sharded
+    """
 
     rank: int
     size: int
@@ -109,7 +113,14 @@ def joined(settings: Trainer):
         warnings.filterwarnings("ignore", category=FutureWarning)
         dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=patience)
     try:
-        yield Ranks(rank, size, device, init_device_mesh(device.type, (size,)))
+        yield Ranks(rank, size, device, _mesh(device.type, size, settings.replicas))
         dist.barrier()  # a rank that leaves first closes sockets which the others may still read
     finally:
         dist.destroy_process_group()
+
+
+def _mesh(device: str, size: int, replicas: int) -> DeviceMesh:
+    """Ranks that follow one another, which are those of one node, share one copy of the model."""
+    if replicas == 1:
+        return init_device_mesh(device, (size,))
+    return init_device_mesh(device, (replicas, size // replicas), mesh_dim_names=("replicas", "shards"))

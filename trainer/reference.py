@@ -13,19 +13,15 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from pipeline.config import Config
-from trainer.attention import suit
-from trainer.model import load
 from trainer.ranks import Ranks
-from trainer.sharding import shard
+from trainer.sharding import sharded
 
 
 def make_reference(path: Path, config: Config, ranks: Ranks) -> PreTrainedModel | None:
-    """The model in a Hugging Face folder, without gradients; None if nothing uses it."""
+    """The model in a Hugging Face folder, without gradients and not yet filled; None if nothing uses it."""
     if config.loss.kl == 0:
         return None
-    model = load(path).requires_grad_(False)
-    suit(model, model.device)
-    return shard(model, ranks, config.model.dtype)
+    return sharded(path, config, ranks).requires_grad_(False)
 
 
 @torch.no_grad()

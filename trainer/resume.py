@@ -6,17 +6,20 @@
 What killed trainers left unfinished is deleted.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline import checkpoint_folder
 from pipeline.config import Config
 from pipeline.weights import read_manifest
-from trainer import attention, checkpoint, model
+from trainer import checkpoint
+from trainer.attention import suit
+from trainer.initial_weights import fill
 from trainer.publish import remove_drafts
 from trainer.ranks import Ranks
 from trainer.receipts import Receipts
 from trainer.reference import make_reference
-from trainer.sharding import shard
+from trainer.sharding import sharded
 from trainer.step import make_optimizer
 from trainer.update import Updater
 
@@ -41,17 +44,25 @@ def resume(config: Config, ranks: Ranks) -> Resumed:
 
     found = checkpoint.find(folder / "checkpoints", ranks)
     state = ranks.on_first(look)
-    # A checkpoint fills the weights in; version 0 may have been deleted by then.
-    base = config.model_path if found else folder / "weights" / "0"
-    policy = model.load(base)
-    layout = attention.suit(policy, policy.device)
-    policy = shard(policy, ranks, config.model.dtype)
-    optimizer, reference = make_optimizer(policy, config), make_reference(base, config, ranks)
-    updater = Updater(policy, optimizer, config, ranks, layout, reference)
+    updater = make_updater(config.model_path if found else folder / "weights" / "0", config, ranks, found)
     if found:
-        checkpoint.load(found, updater)
         updater.stepper.skipped_in_a_row = state["skipped_in_a_row"]
     if config.advantage.evidence == "event":
         return Resumed(updater, None, state)
     previous = ranks.on_each(lambda: checkpoint.read_previous(found)) if found else []
     return Resumed(updater, Receipts(updater, previous, state["credits"]), state)
+
+
+def make_updater(base: Path, config: Config, ranks: Ranks, found: Path | None = None) -> Updater:
+    """Policy, optimizer and reference on all ranks. `found`, a checkpoint, fills them: then no weights are read from
+    the model folder `base`, and there need not be any."""
+    policy, reference = sharded(base, config, ranks), make_reference(base, config, ranks)
+    updater = Updater(policy, make_optimizer(policy, config), config, ranks, "alone", reference)
+    if found:
+        checkpoint.load(found, updater)
+    for model in filter(None, (policy, reference)):
+        if not found:
+            fill(model, base, ranks)
+        updater.layout = suit(model, ranks.device)
+        model.reshard()  # which otherwise a backward pass does
+    return updater

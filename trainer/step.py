@@ -24,6 +24,7 @@ from trainer.out_of_memory import advising
 from trainer.packing import MicroBatch
 from trainer.ranks import Ranks
 from trainer.schedule import learning_rate
+from trainer.sharding import accumulated
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,9 @@ Proximal = torch.Tensor | None
 
 
 def make_optimizer(model, config: Config) -> torch.optim.AdamW:
+    """With its state, as before a first step: a checkpoint may come before any step was made."""
     settings = config.optimizer
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=settings.lr,
         betas=settings.betas,
@@ -40,6 +42,10 @@ def make_optimizer(model, config: Config) -> torch.optim.AdamW:
         weight_decay=settings.weight_decay,
         fused=True,  # of sharded parameters, eight times faster on a CPU
     )
+    for parameter in model.parameters():
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | moments
+    return optimizer
 
 
 class Stepper:
@@ -77,7 +83,7 @@ class Stepper:
         config, device = self._config, self._ranks.device
         self._optimizer.zero_grad()
         parts = []
-        for micro, proximal in own:
+        for micro, proximal in accumulated(self._model, own, config.trainer.gather_every):
             with advising("a micro-batch", config, device, micro):
                 loss, metrics = loss_of(micro, proximal)
                 loss.backward()
