@@ -65,15 +65,6 @@ def suit(model: PreTrainedModel, device: torch.device) -> Layout:
     return "rows" if same(second(rows=1)) else "alone"
 
 
-def cost(model: PreTrainedModel) -> float:
-    """What a token costs for each token before it, of what it costs anyway: layers · hidden / parameters.
-
-    Operations of a forward pass: 2 · parameters a token, and 4 · layers · hidden a pair of tokens, half of them causal.
-    """
-    config = model.config.get_text_config()
-    return config.num_hidden_layers * config.hidden_size / sum(weight.numel() for weight in model.parameters())
-
-
 def borders(lengths: Sequence[int], device: torch.device) -> dict:
     """The arguments of a model's forward that say how long each trajectory in the row is."""
     ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)

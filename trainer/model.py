@@ -14,10 +14,12 @@ is, is measured when a model is loaded: `attention.suit`.
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -89,6 +91,18 @@ def action_logprobs(
     # One forward of the outermost unit: its parameters are whole in it, and again in the backward pass of its result.
     with _replaced(model, of_all):
         return model(**inputs)
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Keep nothing but the input of each layer for the backward pass, which computes the layer once more."""
+    for layer in layers_of(model):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The decoder layers, sharded or not: a sharded one's class derives from the model's own."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if names & {kind.__name__ for kind in type(module).__mro__}]
 
 
 def _without_head(model: PreTrainedModel, inputs: dict[str, Any]):

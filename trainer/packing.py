@@ -30,16 +30,21 @@ Rows = list[list[int]]  # of trajectory indices: what lies in each row of one mi
 
 
 def plan(
-    lengths: Sequence[int], budget: int, ranks: int = 1, layout: Layout = "flat", attention: float = 0.0
+    lengths: Sequence[int],
+    budget: int,
+    ranks: int = 1,
+    layout: Layout = "flat",
+    costs: Sequence[float] | None = None,
 ) -> list[list[Rows]]:
     """For each rank its micro-batches, equally many on every rank (collectives must match): plan[rank][k] -> Rows.
 
     lengths     [n] tokens of each trajectory
     budget      cells (rows · width) of one micro-batch; a longer trajectory gets one of its own
-    attention   what a token costs for each token before it, of what it costs anyway; a trajectory: L + attention · L²
+    costs       [n] by which the ranks have equal shares, such as the FLOPs of trainer/throughput.py, of which a token's
+                share is a L + b L²; None: by tokens
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    shares = _spread(order, [length + attention * length * length for length in lengths], ranks)
+    shares = _spread(order, lengths if costs is None else costs, ranks)
     if layout == "flat":
         count = max(_fewest(share, lengths, budget) for share in shares)
         return [[[members] if members else [] for members in _spread(share, lengths, count)] for share in shares]

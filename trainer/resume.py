@@ -15,6 +15,7 @@ from pipeline.weights import read_manifest
 from trainer import checkpoint
 from trainer.attention import suit
 from trainer.initial_weights import fill
+from trainer.model import recompute_layers
 from trainer.publish import remove_drafts
 from trainer.ranks import Ranks
 from trainer.receipts import Receipts
@@ -57,6 +58,8 @@ def make_updater(base: Path, config: Config, ranks: Ranks, found: Path | None = 
     """Policy, optimizer and reference on all ranks. `found`, a checkpoint, fills them: then no weights are read from
     the model folder `base`, and there need not be any."""
     policy, reference = sharded(base, config, ranks), make_reference(base, config, ranks)
+    if config.trainer.activation_checkpointing:
+        recompute_layers(policy)
     updater = Updater(policy, make_optimizer(policy, config), config, ranks, "alone", reference)
     if found:
         checkpoint.load(found, updater)

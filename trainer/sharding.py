@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from pipeline.config import Config
-from trainer.model import DTYPES
+from trainer.model import DTYPES, layers_of
 from trainer.ranks import Ranks
 
 
@@ -69,8 +69,7 @@ def shard(model: PreTrainedModel, ranks: Ranks, dtype: str, offload: bool = Fals
         param_dtype=None if dtype == "float32" else DTYPES[dtype], reduce_dtype=torch.float32
     )
     waiting = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if offload else OffloadPolicy()
-    layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
-    for module in [*layers, model]:
+    for module in [*layers_of(model), model]:
         fully_shard(module, mesh=ranks.mesh, mp_policy=precision, offload_policy=waiting)
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)

@@ -24,7 +24,6 @@ import torch
 
 from pipeline.config import Config
 from pipeline.trajectory import Trajectory
-from trainer import attention
 from trainer.aggregation import Divisors, divisors_of
 from trainer.batch import Prepared, advantages_of, describe
 from trainer.loss import policy_loss
@@ -48,7 +47,6 @@ class Updater:
     ):
         self.model, self.optimizer, self.config = model, optimizer, config
         self.ranks, self.layout, self.reference = ranks, layout, reference
-        self.attention = attention.cost(model)
         self.stepper = Stepper(model, optimizer, config, ranks)
         self._alarm, self._costs = MismatchAlarm(config.trainer.mismatch_alarm, ranks), costs_of(model)
 
@@ -92,9 +90,10 @@ class Updater:
                 for own, prox in zip(minibatches, proximal, strict=True)
             ]
         )
-        moved = metrics["skipped"] < len(minibatches)
-        if moved and self.reference is not None and self.config.loss.reference == "ewma":
-            follow(self.reference, self.model, self.config.loss.reference_decay)
+        if self.reference is not None:
+            self.reference.reshard()  # which no backward pass does
+            if self.config.loss.reference == "ewma" and metrics["skipped"] < len(minibatches):
+                follow(self.reference, self.model, self.config.loss.reference_decay)
         metrics |= rejection
         if "mismatch_kl" in metrics:
             alarm = self._alarm.look(version, metrics["mismatch_kl"], batch.trajectories, self.logprobs)
@@ -124,7 +123,8 @@ class Updater:
     def _micro_batches(self, trajectories: Sequence[Trajectory], members: Sequence[int]) -> list[MicroBatch]:
         """This rank's share of the trajectories `members`."""
         lengths = [len(trajectories[i].tokens) for i in members]
-        shares = plan(lengths, self.config.trainer.token_budget, self.ranks.size, self.layout, self.attention)
+        costs = [self._costs.forward([len(t.tokens)], t.action_tokens) for t in (trajectories[i] for i in members)]
+        shares = plan(lengths, self.config.trainer.token_budget, self.ranks.size, self.layout, costs)
         named = ([[members[i] for i in row] for row in rows] for rows in shares[self.ranks.rank])
         return [pack(rows, trajectories) for rows in named]
 

@@ -185,3 +185,27 @@ def test_a_model_folder_that_cannot_be_used_says_what_to_do(tiny_model, tmp_path
     (folder / "model.safetensors").write_bytes(whole)
     (folder / "config.json").write_text(json.dumps({"model_type": "nonesuch"}))
     expect("cannot be loaded", folder)
+
+
+def test_a_recomputed_layer_keeps_nothing_but_its_input_and_gives_the_same_gradient(tiny_model):
+    batch = pack([list(range(8))], [trajectory(seed, longest=100) for seed in range(8)])
+
+    def found(recomputed):
+        model, kept = policy.load(tiny_model), 0
+        suit(model, model.device)
+        if recomputed:
+            policy.recompute_layers(model)
+
+        def keep(tensor):
+            nonlocal kept
+            kept += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logprobs, _ = action_logprobs(model, batch)
+        logprobs.sum().backward()
+        return kept, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    (all_kept, expected), (kept, gradient) = found(False), found(True)
+    assert kept < all_kept / 2
+    assert (gradient - expected).norm() / expected.norm() < 1e-6

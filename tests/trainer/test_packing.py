@@ -36,17 +36,17 @@ def test_ranks_get_equal_shares_of_the_tokens():
     assert max(loads) - min(loads) <= max(lengths)
 
 
-def test_ranks_get_equal_shares_of_the_cost_when_attention_is_what_it_is_made_of():
+def test_ranks_get_equal_shares_of_the_cost():
     lengths = np.random.default_rng(0).lognormal(5, 1.2, 200).astype(int).tolist()
 
-    def heaviest(attention):
-        loads = [
-            sum(lengths[i] + 0.01 * lengths[i] ** 2 for rows in rank for row in rows for i in row)
-            for rank in plan(lengths, 4096, 4, attention=attention)
-        ]
-        return max(loads) / np.mean(loads)
+    costs = [length + 0.01 * length**2 for length in lengths]
 
-    assert heaviest(0.01) - 1 < (heaviest(0.0) - 1) / 10
+    def heaviest(costs_known):
+        planned = plan(lengths, 4096, 4, costs=costs_known)
+        loads = [sum(costs[i] for rows in rank for row in rows for i in row) for rank in planned]
+        return max(loads) / np.mean(loads) - 1
+
+    assert heaviest(costs) < heaviest(None) / 10
 
 
 def test_a_flat_plan_has_as_few_micro_batches_as_possible_and_they_are_about_as_full():

@@ -17,7 +17,7 @@ from tests.trainer import gradients
 from tests.trainer.gradients import distance
 from tests.trainer.ledger import trajectory
 from tests.trainer.variants import VARIANTS
-from trainer.batch import TrainingFailed, describe
+from trainer.batch import describe
 from trainer.ranks import joined
 
 
@@ -88,6 +88,8 @@ CASES = {
     "one step": {"budget": 150},
     "two steps": {"budget": 400, "minibatches": 2},
     "a few logits at a time": {"budget": 400, "logits": 7, "loss": {"entropy": 0.1}},
+    "layers recomputed": {"budget": 150, "trainer": {"activation_checkpointing": True}},
+    "two trajectories poisoned": {"budget": 150, "minibatches": 5, "poisoned": [3, 7]},
     **{f"variant: {name}": {"budget": 150} | options for name, options in VARIANTS.items()},
 }
 
@@ -143,20 +145,6 @@ def test_two_minibatches_move_away_from_the_proximal_policy(tiny_model):
 def test_the_rollouts_temperature_is_respected(tiny_model):
     cold, hot = (gradients.compute(tiny_model, 400, temperature=t)[0] for t in (0.5, 2.0))
     assert cold["entropy"] < hot["entropy"]
-
-
-def test_a_gradient_that_is_not_finite_names_the_cause_and_changes_nothing(tiny_model, monkeypatch):
-    real = gradients.policy.load
-
-    def poisoned(path):
-        model = real(path)
-        with torch.no_grad():
-            model.get_input_embeddings().weight[:] = torch.nan
-        return model
-
-    monkeypatch.setattr(gradients.policy, "load", poisoned)
-    with pytest.raises(TrainingFailed, match=r"update 2: .*norm is nan.*log-probs of the model are not finite.*lower"):
-        gradients.compute(tiny_model, 400)
 
 
 def test_the_largest_rewards_that_a_trajectory_may_have_are_trained_on(tiny_model):
