@@ -2,7 +2,7 @@
 
 Of a reward curve r_1 … r_T, one point per plotted step (arXiv 2608.24870, A.1):
 auc_trapezoid (ALFWorld), auc_mean (Math-TIR), end_reward, learning_composite; compared in pairs by paired_difference.
-Of one update: actor_center, brier.
+Of one update: actor_center, brier, reliability.
 """
 
 import math
@@ -84,6 +84,17 @@ def brier(values, outcomes):
     if not len(values):
         raise BadInput("EMPTY", "expected at least one value and outcome, found none")
     return float(np.mean((values - outcomes) ** 2))
+
+
+def reliability(values, outcomes, bins=10):
+    """[bins, 3] float64: how many of the values lie in each part of [0, 1], their sum, and the sum of their outcomes.
+
+    Sums of several updates add up; a part whose two sums are equal was forecast perfectly.
+    """
+    values, outcomes = fractions("values", values), fractions("outcomes", outcomes)
+    same_length(values=values, outcomes=outcomes)
+    parts = np.minimum((values * bins).astype(int), bins - 1)  # 1 belongs to the last one
+    return np.stack([np.bincount(parts, weight, bins) for weight in (np.ones_like(values), values, outcomes)], axis=1)
 
 
 def curve(rewards):

@@ -105,9 +105,13 @@ def workers_list(run, redis_url, as_json):
 @redis_option
 @json_option
 def scale(count, run, redis_url, as_json):
-    """Have COUNT workers in a run that `headrace up` runs; those too many finish what they have first."""
-    from pipeline import reports
+    """Have COUNT workers in a run that is up, or in the stack of docker compose here; those too many finish what they
+    have first."""
+    from pipeline import compose_stack, reports, run_folder
 
+    if not run_folder.is_up(run) and compose_stack.is_up():
+        _tell(compose_stack.scale(count), as_json)
+        return
     with reports.ledger_of(run, redis_url, up=True) as ledger:
         _tell(reports.scale(ledger, count), as_json)
 
@@ -171,12 +175,13 @@ def engines_remove(engine, run, redis_url, as_json):
 @click.command()
 @run_argument
 @json_option
-def plot(run, as_json):
+@click.option("--svg", is_flag=True, help="curves.svg instead of curves.png.")
+def plot(run, as_json, svg):
     """Draw a run's curves, also while it goes on."""
     from pipeline.plot import plot
     from pipeline.run_folder import find_run
 
-    path = plot(find_run(run).folder)
+    path = plot(find_run(run).folder, "svg" if svg else "png")
     click.echo(json.dumps({"curves": str(path)}) if as_json else path)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advantage import BadInput, estimate
-from advantage.metrics import actor_center, brier
+from advantage.metrics import actor_center, brier, reliability
 from advantage.overlong import overlong
 from pipeline.config import Config
 from pipeline.errors import HeadraceError
@@ -80,7 +80,7 @@ def describe(
     counts: [n] action tokens that the loss used. The reward is the environment's own, without the overlong penalty.
     """
     rewards = np.array([t.reward for t in trajectories])
-    outcomes = [t.outcome for t in trajectories]
+    values, outcomes = [t.value for t in trajectories], [t.outcome for t in trajectories]
     lengths = [len(t.tokens) for t in trajectories]
     staleness = Counter(version - t.version for t in trajectories)
     penalties = {}
@@ -92,7 +92,8 @@ def describe(
         "reward_std": float(rewards.std()),
         "success": float(np.mean(outcomes)),
         "advantage_center": actor_center(advantages, counts),
-        "brier": brier([t.value for t in trajectories], outcomes),
+        "brier": brier(values, outcomes),
+        "calibration": reliability(values, outcomes).round(6).tolist(),
         "staleness": {str(age): staleness[age] for age in sorted(staleness)},
         "trajectories": len(trajectories),
         "action_tokens": int(counts.sum()),

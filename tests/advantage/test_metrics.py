@@ -62,6 +62,16 @@ def test_the_actor_center_weighs_by_action_tokens():
     assert metrics.actor_center([], []) == 0
 
 
+def test_the_reliability_of_values_is_counted_in_tenths():
+    found = metrics.reliability([0.05, 0.07, 0.5, 1.0], [0, 1, 1, 1])
+    assert found.shape == (10, 3)
+    assert {k: row.tolist() for k, row in enumerate(found) if row[0]} == {
+        0: pytest.approx([2, 0.12, 1]),
+        5: [1, 0.5, 1],
+        9: [1, 1, 1],
+    }
+
+
 def test_the_brier_score_is_the_mean_squared_error_of_the_values():
     assert metrics.brier([0.5, 0.9, 0.2], [1, 1, 0]) == pytest.approx((0.25 + 0.01 + 0.04) / 3)
 

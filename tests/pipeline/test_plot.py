@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
-from pipeline.plot import NothingToPlot, plot, read, trailing_mean
+from pipeline import plot_panels
+from pipeline.plot import NothingToPlot, plot, read
+from pipeline.plot_panels import trailing_mean
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -18,7 +22,9 @@ def update(version):
         "staleness": {"0": 20, "2": 44} if version % 2 else {"1": 64},
         "mismatch_kl": 2e-4,
         "brier": 0.2,
-        "idle_seconds": 1.0,
+        "calibration": [[0, 0.0, 0.0]] * 8 + [[40, 34.0, 30.0], [24, 23.0, 24.0]],
+        "mean_length": 40 + version,
+        "wait_seconds": {"ready": 1.0, "fetch": 0.1, "publish": 0.2, "checkpoint": 0.0},
         "step_seconds": 4.0,
     }
 
@@ -36,12 +42,38 @@ def test_a_run_is_drawn_next_to_its_metrics(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "evals.jsonl", "metrics.jsonl"]
 
 
+def test_an_svg_is_drawn_too_and_names_what_it_shows(tmp_path):
+    write(tmp_path / "metrics.jsonl", map(update, range(1, 31)))
+    path = plot(tmp_path, "svg")
+    assert path.name == "curves.svg"
+    assert ElementTree.parse(path).getroot().tag.endswith("}svg")
+
+
+def test_the_panels_show_what_the_lines_say(tmp_path):
+    figure = Figure()
+    updates = [update(version) for version in range(1, 31)]
+    axes = figure.add_subplot()
+    plot_panels.reliability(axes, updates)
+    marks = axes.collections[-1].get_offsets()  # of the last 20 updates: mean value, mean outcome
+    assert marks.tolist() == [pytest.approx([34 / 40, 30 / 40]), pytest.approx([23 / 24, 1])]
+    axes = figure.add_subplot()
+    plot_panels.idle(axes, updates)
+    bars = {bar.get_label(): bar[0].get_height() for bar in axes.containers}
+    assert bars == {
+        "update": pytest.approx(100 * 4 / 5.3),
+        "waits for data": pytest.approx(100 / 5.3),
+        "fetch": pytest.approx(10 / 5.3),
+        "publish": pytest.approx(20 / 5.3),
+    }
+
+
 @pytest.mark.parametrize(
     ("updates", "evals"),
     [
         ([update(1)], []),
         ([], [{"version": 0, "success": 0.4}]),
         ([{"version": 1}], []),
+        ([{"version": 1, "idle_seconds": 1.0, "step_seconds": 4.0}], []),
         ([{"version": 1, "reward": None, "brier": float("nan"), "step_seconds": 0.0, "idle_seconds": 0.0}], []),
         ([{"version": 1, "reward": -3.5}, {"version": 2, "reward": 12.0, "staleness": {}}], []),
     ],
