@@ -41,8 +41,8 @@ def ledger_of(
     holder = holder_of(config.folder)
     if up and holder is None:
         raise HeadraceError(
-            f"the run {config.run.name!r} is not up here; `headrace up` starts it. In containers: "
-            "`docker compose up -d --no-deps --scale worker=N worker`"
+            f"the run {config.run.name!r} is not up here; `headrace up` starts it, `docker compose up -d` where "
+            "its compose.yaml is"
         )
     url = find_url(redis_url, config.redis.url) or (holder or {}).get("redis")
     with contextlib.ExitStack() as stack:
