@@ -99,10 +99,9 @@ class Stepper:
                 self._optimizer.step()
             self.skipped_in_a_row = 0
             return metrics | {"skipped": 0}
-        values = ((micro, values_of(micro, proximal)) for micro, proximal in own)
-        why = cause(metrics["loss"], norm, values, trajectories, self._model, self._ranks)
-        self._model.reshard()  # which otherwise a backward pass does
-        self._skip(version, why)
+        values = [(micro, values_of(micro, proximal)) for micro, proximal in own]
+        self._model.reshard()  # which otherwise a backward pass does; only shards have their gradients
+        self._skip(version, cause(metrics["loss"], norm, values, trajectories, self._model, self._ranks))
         return metrics | {"skipped": 1}
 
     def _skip(self, version: int, cause: str) -> None:

@@ -1,4 +1,4 @@
-"""Faults of a model, at will: NaN wherever a token is seen, as an overflow in 16 bits would, or only in a backward pass."""
+"""Faults of a model, at will: NaN wherever a token was seen, or an overflow in the backward pass alone."""
 
 import numpy as np
 import torch
