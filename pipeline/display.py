@@ -10,6 +10,7 @@ import time
 from rich.console import Console
 from rich.live import Live
 
+from pipeline.alarms import alarms
 from pipeline.errors import UnknownRun
 from pipeline.picture import clock, histogram, render
 from pipeline.snapshot import Snapshot, Snapshots
@@ -71,4 +72,4 @@ def plain(s: Snapshot) -> str:
         parts.append(f"trainer waits for {waiting}")
     elif not s.last and s.status["waiting"]:
         parts.append(s.status["waiting"])
-    return " · ".join(parts)
+    return " · ".join([*parts, *alarms(s.last)])

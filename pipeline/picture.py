@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.alarms import alarms
 from pipeline.doing import doing, happened
 from pipeline.ledger_types import BufferView, EngineView
 from pipeline.snapshot import Snapshot
@@ -29,7 +30,7 @@ def render(s: Snapshot, height: int = 24, width: int = 80, said: str = "", alarm
     line = Text(waiting, "yellow") if waiting else Text("nothing is waited for: the trainer goes on", "green")
     if said:
         line = Text(said, "bold red" if alarm else "bold")
-    lines = [head(s, width), line]
+    lines = [head(s, width), line, *(Text(warning, "bold red") for warning in alarms(s.last))]
     rows = height - len(lines) - 1
     grid = Table.grid(expand=False)
     if width < WIDE:

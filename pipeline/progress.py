@@ -110,6 +110,12 @@ def read_shares(client: Redis, run: str, updates: int = 20) -> dict[str, float]:
     )
 
 
+def last_metrics(client: Redis, run: str) -> dict[str, Any]:
+    """The newest update; {} if there is none."""
+    found = client.xrevrange(keys.metrics(run), count=1)
+    return json.loads(found[0][1][b"json"]) if found else {}
+
+
 def time_shares(lines: list[dict[str, Any]]) -> dict[str, float]:
     """As shares of the trainer's time in these updates: "update", and what it waited for."""
     lines = [line for line in lines if "wait_seconds" in line]

@@ -15,13 +15,14 @@ from typing import Any
 import redis
 
 from pipeline import engine_list, evals, keys
+from pipeline.alarms import alarms
 from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from pipeline.crew import scaled, want_workers, wanted_workers
 from pipeline.doing import doing
 from pipeline.errors import HeadraceError
 from pipeline.programs import TRAINER_GRACE_S
-from pipeline.progress import read_processes, read_shares
+from pipeline.progress import last_metrics, read_processes, read_shares
 from pipeline.redis_server import RedisServer, connect, find_url
 from pipeline.run_folder import find_run, holder_of, locked
 from pipeline.run_state import run_state
@@ -83,7 +84,8 @@ def status(ledger: Coordinator, config: Config, redis_url: str | None = None) ->
     evaluations = [evaluation(e) for e in evals.read_all(ledger.client, ledger.run)]
     server = ledger.client.connection_pool.connection_kwargs  # its address for redis-cli, without a password
     address = server.get("path") or f"{server['host']}:{server['port']}"
-    shown = {"run": ledger.run, "state": str(state), "redis": address}
+    warnings = alarms(last_metrics(ledger.client, ledger.run))
+    shown = {"run": ledger.run, "state": str(state), "redis": address, "alarms": "; ".join(warnings)}
     shown |= found | {"trainer_time": read_shares(ledger.client, ledger.run)}
     return shown | {"evaluations": evaluations, "processes": reported}
 

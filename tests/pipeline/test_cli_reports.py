@@ -13,7 +13,7 @@ from pipeline import crew, engine_list, evals, reports
 from pipeline.cli import cli
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
-from pipeline.progress import Progress
+from pipeline.progress import Progress, record_metrics
 from pipeline.redis_server import RedisServer
 from pipeline.run_folder import find_run, holder_of, locked, open_folder
 
@@ -109,6 +109,14 @@ def test_a_run_that_has_stopped_itself_says_why_first(headrace, ledger):
     ledger.stop("3 failures in a row; the last one: the tool did not answer")
     out = headrace("status", "small")[1].splitlines()
     assert out[1].split(maxsplit=1)[1] == "stopped: 3 failures in a row; the last one: the tool did not answer"
+
+
+def test_what_the_newest_update_warns_of_is_in_the_status(headrace, ledger):
+    assert json.loads(headrace("status", "--json")[1])["alarms"] == ""
+    line = {"version": 5, "skipped": 0, "mismatch_alarm": 1, "mismatch_kl": 0.31, "mismatch_max": 4.2}
+    record_metrics(ledger.client, ledger.run, line)
+    assert "trainer and engines disagree: mismatch_kl 0.31" in json.loads(headrace("status", "--json")[1])["alarms"]
+    assert "trainer and engines disagree: mismatch_kl 0.31" in headrace("status")[1]
 
 
 def test_an_evaluation_that_failed_is_in_the_status_with_its_reason(headrace, ledger):
