@@ -19,7 +19,15 @@ ROOMS = ("advantage", "pipeline", "workers", "trainer")
 CALLS = {"sleep", "wait", "wait_for", "blpop", "xread", "result", "acquire"}
 
 # What bounds it: a setting, a constant of its module, "(an argument)", or one of
-ENDS = {"SIGKILL", "Ctrl-C", "one second", "one read of the ledger", "the client's own time limit", "the worker's end"}
+ENDS = {
+    "SIGKILL",
+    "Ctrl-C",
+    "one second",
+    "one read of the ledger",
+    "the client's own time limit",
+    "the worker's end",
+    "the disk's answer",
+}
 # What is said: the module that says it in `headrace status` or in the log, and words of the sentence; or
 BELL = "nothing: it is woken by events, and whoever waits for it says so"
 SHORT = "nothing: it is over within a second or two"
@@ -51,6 +59,7 @@ WAITS = {
     "pipeline/supervisor.py Process.kill_group": ("SIGKILL", SHORT),
     "pipeline/supervisor.py Supervisor.stop": ("(grace_s)", "workers/worker.py: its last"),
     "pipeline/supervisor.py Supervisor.wait_until": ("(timeout_s)", ALONE),
+    "pipeline/tensorboard.py follow": ("Ctrl-C", ALONE),
     "pipeline/transfer.py _hear": ("(end)", "pipeline/engine_fleet.py: to serve version"),
     "pipeline/transfer.py take": ("one second", BELL),
     "pipeline/watch.py Watch._look_after_engines": ("LOOK_S", "pipeline/watch.py: the next version"),
@@ -63,6 +72,10 @@ WAITS = {
     "trainer/loop.py Trainer._next_batch": ("trainer.wait_timeout_s", "pipeline/ledger_view.py: buffer {head}:"),
     "trainer/prefetch.py Prefetch._look": ("LOOK_S", BELL),
     "trainer/prefetch.py Prefetch.take": ("the client's own time limit", SHORT),
+    "trainer/tensor_writer.py Writer.finish": ("the disk's answer", "trainer/loop.py: weights {"),
+    "trainer/tensor_writer.py Writer.put": ("the disk's answer", "trainer/loop.py: weights {"),
+    "trainer/tensor_writer.py _File._add": ("the disk's answer", "trainer/loop.py: weights {"),
+    "trainer/tensor_writer.py _File._end": ("the disk's answer", "trainer/loop.py: weights {"),
     "workers/continuation.py Continuation._generate": (
         "environment.episode_timeout_s",
         "pipeline/ledger_view.py: most urgent: prompt",

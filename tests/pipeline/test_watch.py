@@ -175,6 +175,31 @@ def test_engines_stay_at_a_version_while_it_is_evaluated(config, client, run, st
     until(lambda: ready_at(ledger) == [5])
 
 
+def test_weights_that_an_engine_serves_for_an_evaluation_stay_and_those_it_skips_go(
+    config, client, run, start, publish, scripted_engine
+):
+    publish(0)
+    engine = scripted_engine()
+    start(config, client, [engine.url])
+    ledger = Coordinator(client, run)
+    evaluate(client, run, 0)
+    for version in (5, 6, 7, 8, 9):
+        ledger.join(f"trainer-{version}", version)  # a trainer with a checkpoint of its own: the ledger follows it
+        ledger.publish(f"trainer-{version}", version, *publish(version))
+        if version == 5:
+            until(lambda: evals.claim(client, run, "worker-0") == 5)
+
+    def kept():
+        ledger.renew("worker-0", [])
+        return {path.name for path in (config.folder / "weights").iterdir()}
+
+    until(lambda: kept() == {"0", "5-a", "8-a", "9-a"})
+    evals.finish(client, run, 5, "worker-0", success=0.5, stderr=0.1, trajectories=8, seconds=1.0)
+    until(lambda: ready_at(ledger) == [9])
+    until(lambda: kept() == {"0", "8-a", "9-a"})
+    assert engine.loads == [0, 5, 9]
+
+
 def test_entries_of_a_worker_that_died_are_released(config, client, run, start, publish, scripted_engine):
     publish(0)
     start(config, client, [scripted_engine().url])
@@ -330,7 +355,12 @@ def test_sigterm_ends_the_process_cleanly(config, redis_url, run, publish, scrip
         until(lambda: client.exists(f"hr:{{{run}}}") and ready_at(Coordinator(client, run)) == [0])
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=10)
-    assert process.returncode == 0 and "engine-0 serves version 0" in errors and "Traceback" not in errors
+    assert (
+        process.returncode == 0
+        and "serves version 0" in errors
+        and "engine=engine-0" in errors
+        and "Traceback" not in errors
+    )
 
 
 @pytest.mark.sglang
