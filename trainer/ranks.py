@@ -113,13 +113,13 @@ def joined(settings: Trainer):
         warnings.filterwarnings("ignore", category=FutureWarning)
         dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=patience)
     try:
-        yield Ranks(rank, size, device, _mesh(device.type, size, settings.replicas))
+        yield Ranks(rank, size, device, mesh_of(device.type, size, settings.replicas))
         dist.barrier()  # a rank that leaves first closes sockets which the others may still read
     finally:
         dist.destroy_process_group()
 
 
-def _mesh(device: str, size: int, replicas: int) -> DeviceMesh:
+def mesh_of(device: str, size: int, replicas: int) -> DeviceMesh:
     """Ranks that follow one another, which are those of one node, share one copy of the model."""
     if replicas == 1:
         return init_device_mesh(device, (size,))
