@@ -45,5 +45,12 @@ $(SGLANG_VENV)/.installed: docker/sglang-cpu/requirements.txt docker/sglang-cpu/
 	PYTHON=$(PYTHON) docker/sglang-cpu/install.sh $(SGLANG_VENV) $(PIP_TORCH)
 	@touch $@
 
+# as it is once it is there: compose's volumes outlive it, but no password is kept in them
+.env:
+	@umask 077 && cp .env.example $@.new && $(PYTHON) -c 'import secrets; \
+	names = "REDIS_WORKER_PASSWORD REDIS_TRAINER_PASSWORD REDIS_COORDINATOR_PASSWORD REDIS_VIEWER_PASSWORD HEADRACE_API_KEY"; \
+	print("\n# Who may what: docker/users.acl; and the key that SGLang asks for", \
+	*(f"{name}={secrets.token_hex(24)}" for name in names.split()), sep="\n")' >> $@.new && mv $@.new $@
+
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV)

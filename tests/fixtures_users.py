@@ -9,10 +9,12 @@ import functools
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
 
+from pipeline import ports
 from pipeline.coordinator import Coordinator
 
 DOCKER = Path(__file__).parent.parent / "docker"
@@ -54,6 +56,22 @@ def redis_users(redis_url, tmp_path_factory):
             }
             for role in ROLES:
                 admin.execute_command("ACL", "DELUSER", role)
+
+
+@contextlib.contextmanager
+def server_of_users(binary, folder, *arguments):
+    """The server of compose.yaml, on a free port of this machine: its settings, its users, and `admin`. Its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "users").write_text(users_acl(folder / "secrets") + f"user admin on >{password('admin')} ~* &* +@all\n")
+    port = ports.free()[0]
+    (folder / "redis.conf").write_text((DOCKER / "redis.conf").read_text().replace("dir /data", f"dir {folder}"))
+    settings = ["--port", port, "--aclfile", folder / "users", "--logfile", folder / "log", *arguments]
+    process = subprocess.Popen([binary, folder / "redis.conf", *map(str, settings)])
+    try:
+        yield SimpleNamespace(port=port, folder=folder, process=process)
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 class ClientOfUsers:

@@ -13,24 +13,35 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline import engine_command, programs, watch
+from pipeline import engine_command, ports, programs, watch
 from pipeline.cli import cli
 from pipeline.config import Buffers
 from pipeline.config_file import load, to_toml
 from pipeline.engine_processes import engine_processes
 from pipeline.programs import TRAINER_GRACE_S
+from pipeline.redis_server import RedisFailed, connect, find_binary
+from tests.fixtures_users import DOCKER, ROLES, password, users_acl
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = Path(sys.executable).with_name("docker-compose")
-PROFILES = {"gpu": (), "cpu": ("--profile", "cpu")}  # .env chooses gpu
+PROFILES = {"gpu": (), "cpu": ("--profile", "cpu")}  # .env.example chooses gpu
+PASSWORDS = {f"REDIS_{role.upper()}_PASSWORD": password(role) for role in ROLES} | {
+    "HEADRACE_API_KEY": "a key of tests"
+}
 OURS = {"gpu": ("cold-start", "trainer"), "cpu": ("cold-start-cpu", "trainer-cpu")}
 ONCE = {"cold-start", "cold-start-cpu", "values"}  # they end; the others wait for that
 
 
 def compose(*arguments, **variables):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE_", "COMPOSE_", "DOCKER_"))}
+    ours = ("HEADRACE_", "COMPOSE_", "DOCKER_", "REDIS_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | PASSWORDS
     return subprocess.run(
-        [COMPOSE, *arguments], cwd=ROOT, env=environment | variables, capture_output=True, text=True, timeout=30
+        [COMPOSE, "--env-file", ".env.example", *arguments],
+        cwd=ROOT,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
 
 
@@ -286,3 +297,104 @@ def test_every_process_serves_its_metrics_where_prometheus_looks(services):
             f"{name}: the first one's settings are the run's"
         )
     assert always["targets"] == [f"coordinator:{found['port']}"]
+
+
+def test_without_passwords_compose_says_how_they_are_made():
+    for name in PASSWORDS:
+        found = compose("config", "-q", **{name: ""})
+        assert found.returncode != 0
+        assert f"required variable {name} is missing a value: is missing; `make .env` makes" in found.stderr
+
+
+def test_make_makes_passwords_that_nobody_else_can_read_and_compose_takes_them(tmp_path):
+    for name in ("Makefile", ".env.example"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    make = ["make", ".env", f"PYTHON={sys.executable}"]
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    made = tmp_path / ".env"
+    assert made.stat().st_mode & 0o777 == 0o600 and made.read_text().startswith((ROOT / ".env.example").read_text())
+    values = dict(line.split("=", 1) for line in made.read_text().splitlines() if line and line[0] != "#")
+    assert len({values[name] for name in PASSWORDS}) == len(PASSWORDS)
+    assert all(len(values[name]) == 48 for name in PASSWORDS)
+    before = made.read_text()
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    assert made.read_text() == before
+
+
+def test_no_password_is_in_the_repository():
+    known = subprocess.run(["git", "check-ignore", ".env"], cwd=ROOT, capture_output=True, text=True)
+    assert known.stdout == ".env\n" or not (ROOT / ".git").exists()
+    values = (line.partition("=") for line in (ROOT / ".env.example").read_text().splitlines())
+    assert not [name for name, _, _ in values if "PASSWORD" in name or "KEY" in name]
+
+
+def test_each_process_has_its_own_password_and_no_other(services):
+    users = {"coordinator": "coordinator", "worker": "worker", "trainer": "trainer", "trainer-cpu": "trainer"}
+    for name, service in services.items():
+        secrets = {secret["source"]: secret["target"] for secret in service.get("secrets", [])}
+        if name == "redis":
+            assert set(secrets) == {f"redis_{role}" for role in ROLES}
+            continue
+        user = users.get(name)
+        assert set(secrets) == {"api_key"} | ({f"redis_{user}"} if user else set()), name
+        variables = service["environment"]
+        assert variables["HEADRACE_API_KEY_FILE"] == secrets["api_key"]
+        if user:
+            assert variables["REDIS_URL"] == f"redis://{user}@redis:6379/0"
+            assert variables["REDIS_PASSWORD_FILE"] == secrets[f"redis_{user}"]
+        else:
+            assert "REDIS_URL" not in variables, f"{name} needs no Redis"
+
+
+def test_no_variable_of_a_container_is_a_password_but_the_viewers_for_redis_cli(services):
+    for name, service in services.items():
+        found = {k for k, value in (service.get("environment") or {}).items() if value in PASSWORDS.values()}
+        assert found == ({"REDISCLI_AUTH"} if name == "redis" else set()), name
+    assert services["redis"]["environment"]["REDISCLI_AUTH"] == password("viewer")
+
+
+def test_the_command_of_redis_starts_a_server_that_knows_the_users_and_nobody_else(tmp_path):
+    service = described("cpu")["services"]["redis"]
+    files = {
+        config["target"]: ROOT / described("cpu")["configs"][config["source"]]["file"] for config in service["configs"]
+    }
+    secrets, run, bin = tmp_path / "secrets", tmp_path / "run", tmp_path / "bin"
+    users_acl(secrets)
+    run.mkdir(), bin.mkdir()
+    (bin / "redis-server").symlink_to(find_binary())
+    settings = tmp_path / "redis.conf"
+    port = ports.free()[0]
+    settings.write_text((DOCKER / "redis.conf").read_text().replace("dir /data", f"dir {tmp_path}\nport {port}"))
+    shell, option, script = service["command"]
+    for inside, outside in {
+        **files,
+        "/etc/headrace/redis.conf": settings,
+        "/run/secrets": secrets,
+        "/run/redis": run,
+    }.items():
+        script = script.replace(inside, str(outside))
+    variables = {"PATH": f"{bin}:{os.environ['PATH']}"}
+    server = subprocess.Popen([shell, option, script], env=variables, stdout=subprocess.DEVNULL)
+    try:
+        for role in ROLES:
+            with connect(f"redis://{role}:{password(role)}@127.0.0.1:{port}/0") as client:
+                assert client.ping()
+        for wrong in ("", ":guessed@", "worker:guessed@", f"worker:{password('viewer')}@"):
+            with pytest.raises(RedisFailed, match="refuses this user or password"):
+                connect(f"redis://{wrong}127.0.0.1:{port}/0")
+        assert (run / "users").stat().st_mode & 0o777 == 0o600
+        assert not [role for role in ROLES if password(role) in (run / "users").read_text()], "hashes only"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("short\n", "expected a password of 16")])
+def test_a_role_without_a_password_keeps_redis_from_starting(tmp_path, content, said):
+    users_acl(tmp_path)
+    (tmp_path / "redis_trainer").unlink()
+    if content is not None:
+        (tmp_path / "redis_trainer").write_text(content)
+    command = ["sh", DOCKER / "users.sh", DOCKER / "users.acl", tmp_path]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert made.returncode != 0 and "redis_trainer" in made.stderr and said in made.stderr

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _race _prompts _buffers _workers _entries
+-- include: _call _by_worker _found _run _check _race _prompts _buffers _workers _entries
 -- RESERVED -> RELEASED: given back. An entry that is in flight no longer is left as it is.
 -- KEYS  [7] the entry; builds prompt:<its>, worker:<its>, buffer:<window>, entry:<surplus>
 -- ARGV  [5] entry, reason: failed | retry | cancelled | lost, why, for a person

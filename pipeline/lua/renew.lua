@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include: _call _found _run _check _race _prompts _buffers _workers _entries
+-- include: _call _by_worker _found _run _check _race _prompts _buffers _workers _entries
 -- A worker incarnation lives, and says which entries it is running. Both sides then agree: entries that it does not
 -- know, older than one lease (a reply may be on its way), are released; entries that the ledger lacks are cancelled.
 -- KEYS  the run's fixed keys; builds worker:<incarnation>, entry:<its>, prompt:<its>, buffer:<window>

@@ -1,0 +1,265 @@
+"""What each user of docker/users.acl may do, on real servers: Redis itself allows or refuses it.
+
+The ledger's other tests make each call as the user of its role (tests/fixtures_users.py); here are the walls between
+the roles. Every action comes from a run in which it would be possible at that moment, and is tried by every role.
+"""
+
+import shutil
+
+import pytest
+import redis
+from redis.exceptions import ExecAbortError, NoPermissionError
+
+from pipeline import evals, keys, transfer
+from pipeline.coordinator import Coordinator, Placed, Published, Reservation
+from pipeline.progress import Progress, read_processes, record_metrics
+from pipeline.redis_server import connect, find_binary
+from tests.fixtures_ledger import ENGINE, TRAINER, WORKER, Driver, trajectory
+from tests.fixtures_users import ROLES, password, server_of_users
+
+ALL, NOBODY = set(ROLES), set()
+PROCESSES = ALL - {"viewer"}
+SERVERS = {"found": find_binary, "redis": lambda: shutil.which("redis-check-rdb")}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request, tmp_path_factory):
+    """The server of compose.yaml, of the binary that a run would find, and of Debian's Redis 7.0, which is Redis's
+    server under every name that the package gives it."""
+    found = SERVERS[request.param]()
+    if found is None:
+        pytest.skip("no Redis besides: `apt-get install redis-tools` brings one")
+    folder = tmp_path_factory.mktemp("users")
+    binary = folder / "redis-server"
+    binary.symlink_to(found)
+    with server_of_users(binary, folder / "data") as server:
+        clients = {}
+
+        def client(role):
+            if role not in clients:
+                clients[role] = connect(f"redis://{role}:{password(role)}@127.0.0.1:{server.port}/0")
+            return clients[role]
+
+        server.client = client
+        yield server
+        for one in clients.values():
+            one.close()
+
+
+# action | who may
+ACTIONS = {
+    # the ledger's calls
+    "create": {"coordinator"},
+    "add_prompts": {"coordinator"},
+    "reserve": {"worker"},
+    "occupy": {"worker"},
+    "release": {"worker"},
+    "renew": {"worker"},
+    "consume": {"trainer"},
+    "fetch": {"trainer", "coordinator", "viewer"},
+    "credit": {"trainer"},
+    "publish": {"trainer"},
+    "checkpoint": {"trainer"},
+    "join": {"trainer"},
+    "pause": {"coordinator"},
+    "resume": {"coordinator"},
+    "stop": {"coordinator"},
+    "drain a worker": {"coordinator"},
+    "reap": {"coordinator"},
+    "register an engine": {"coordinator", "worker"},  # a worker that distrusts an engine marks it failed
+    "remove an engine": {"coordinator"},
+    # beside them
+    "look at the run": ALL,
+    "look at the events": ALL,
+    "look at the processes": ALL,  # docker/headrace/healthy.py does, in each one's container
+    "show what it does": PROCESSES,
+    "record metrics": {"trainer"},
+    "trim the events": {"coordinator"},
+    "ask for an evaluation": {"coordinator"},
+    "claim an evaluation": {"worker", "coordinator"},
+    "ask for a transfer": {"coordinator"},
+    "take a transfer": {"trainer"},
+    # by hand
+    "delete a buffer": {"trainer"},
+    "delete the run": NOBODY,
+    "delete what another worker handed in": NOBODY,
+    "write a published version": {"trainer"},
+    "name another engine": {"coordinator"},
+    "write a key outside hr:": NOBODY,
+    "read a key outside hr:": NOBODY,
+    "EVAL": NOBODY,
+    "SCRIPT LOAD": {"coordinator"},
+    "SCRIPT FLUSH": NOBODY,
+    "FUNCTION LOAD": NOBODY,
+    "SCAN": {"coordinator", "viewer"},
+    "KEYS": NOBODY,
+    "FLUSHALL": NOBODY,
+    "CONFIG GET": NOBODY,
+    "CONFIG SET": NOBODY,
+    "ACL LIST": NOBODY,
+    "MONITOR": NOBODY,
+    "SHUTDOWN": NOBODY,
+    "REPLICAOF": NOBODY,
+    "MODULE LIST": NOBODY,
+    "CLIENT KILL": NOBODY,
+    "CLIENT LIST": NOBODY,
+    "PUBLISH on a channel": NOBODY,
+    "INFO": ALL,
+}
+
+
+class Try:
+    """A run in which every action is possible, and the actions, each by a client of one role."""
+
+    def __init__(self, server, run, action):
+        users = {role: server.client(role) for role in ROLES}
+        self.d = Driver(users["viewer"], run, 6, users, batch_size=1, max_staleness=3, evidence="receipt")
+        self.d.fill_head()
+        self.r = self.d.reserve()
+        if action in ("credit", "publish", "checkpoint"):
+            self.d.c.consume(TRAINER, 0)
+        if action in ("publish", "checkpoint"):
+            self.d.c.credit(TRAINER, 0, [(self.r.prompt, 0.9, 1.0)])
+        if action == "claim an evaluation":
+            evals.request(users["coordinator"], run, 0)
+
+    def act(self, action, client):
+        c = Coordinator(client, self.d.run, seed=1, clock=self.d.ms)
+        run = self.d.run
+        hand = client.execute_command
+        match action:
+            case "create":
+                settings = {"batch_size": 1, "max_staleness": 1}
+                c._ledger.run("create", 1, "digest", "1 1 1 1 1 1 1 0 1 1 shuffle 0 event", "max_staleness", 0)
+                Coordinator.create(client, f"{run}-new", settings)
+            case "add_prompts":
+                c.add_prompts([{"id": "new"}])
+            case "reserve":
+                assert isinstance(c.reserve(WORKER, ENGINE), Reservation)
+            case "occupy":
+                assert isinstance(c.occupy(self.r.entry, [trajectory(self.r)]), Placed)
+            case "release":
+                assert c.release(self.r.entry, "failed")
+            case "renew":
+                c.renew(WORKER, [self.r.entry])
+            case "consume":
+                assert c.consume(TRAINER, 0)
+            case "fetch":
+                c.fetch(self.d.c.peek(0) or self.d.c.consume(TRAINER, 0).refs)
+            case "credit":
+                c.credit(TRAINER, 0, [(self.r.prompt, 0.9, 1.0)])
+            case "publish":
+                assert isinstance(c.publish(TRAINER, 1, "weights/1", "digest"), Published)
+            case "checkpoint":
+                c.checkpoint(TRAINER, 1)
+            case "join":
+                c.join("t1-a", 0)
+            case "pause":
+                c.pause()
+            case "resume":
+                c.resume()
+            case "stop":
+                c.stop("a test")
+            case "drain a worker":
+                c.drain(WORKER)
+            case "reap":
+                c.reap()
+            case "register an engine":
+                c.register_engine(ENGINE, 0, "http://127.0.0.1:1")
+            case "remove an engine":
+                c.remove_engine(ENGINE)
+            case "look at the run":
+                c.fields(), c.weights(0), c.engines()
+            case "look at the events":
+                c.wait(c.last_event(), 0), c.wait("0", 0)
+            case "look at the processes":
+                Progress(self.d.users.users["trainer"], run, "trainer", "trainer").working()
+                assert read_processes(client, run)
+            case "show what it does":
+                progress = Progress(client, run, "one", "role")
+                progress.waiting("nothing")
+                progress.done()
+            case "record metrics":
+                record_metrics(client, run, {"version": 0})
+            case "trim the events":
+                client.xtrim(keys.events(run), maxlen=100, approximate=False)
+            case "ask for an evaluation":
+                evals.request(client, run, 0)
+            case "claim an evaluation":
+                assert evals.claim(client, run, WORKER) == 0
+                evals.give_back(client, run, 0, WORKER)
+            case "ask for a transfer":
+                client.rpush(keys.transfers(run), "one")
+                client.lrem(keys.transfers(run), 1, "one")
+            case "take a transfer":
+                client.blpop([keys.transfers(run)], timeout=0.01)
+                transfer.answer(client, run, transfer.Transfer("1", "", "", "", 1.0), transfer.DONE)
+            case "delete a buffer":
+                client.delete(keys.buffer(run, 0))
+            case "delete the run":
+                client.delete(keys.run(run))
+            case "delete what another worker handed in":
+                client.xtrim(keys.trajectories(run, WORKER), maxlen=0)
+            case "write a published version":
+                client.hset(keys.versions(run), "1", "{}")
+            case "name another engine":
+                client.hset(keys.engine_changes(run), "e9", "http://127.0.0.1:9")
+            case "write a key outside hr:":
+                client.hset("other", "a", "b")
+            case "read a key outside hr:":
+                client.hgetall("other")
+            case "EVAL":
+                client.eval("return 1", 0)
+            case "SCRIPT LOAD":
+                client.script_load("return 1")
+            case "FUNCTION LOAD":
+                hand("FUNCTION LOAD", "#!lua name=x\nredis.register_function('x', function() end)")
+            case "SCAN":
+                client.scan(0)
+            case "CLIENT KILL":
+                hand("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+            case "CONFIG GET":
+                client.config_get("maxmemory")
+            case "CONFIG SET":
+                client.config_set("dir", "/")
+            case "REPLICAOF":
+                hand("REPLICAOF", "127.0.0.1", "1")
+            case "PUBLISH on a channel":
+                client.publish("channel", "x")
+            case "KEYS":
+                client.keys("*")
+            case (
+                "MODULE LIST"
+                | "ACL LIST"
+                | "SCRIPT FLUSH"
+                | "MONITOR"
+                | "SHUTDOWN"
+                | "FLUSHALL"
+                | "CLIENT LIST"
+                | "INFO"
+            ):
+                hand(action)
+
+
+def refused(error):
+    """By the ACL. What is refused within MULTI aborts it; which command it was is the error's cause."""
+    if isinstance(error, ExecAbortError):
+        error = error.__cause__ or error.__context__
+    in_script = ("ACL failure in script", "The user executing the script can't")  # Valkey's words, and Redis 7.0's
+    return isinstance(error, NoPermissionError) or str(error).startswith(in_script)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_user_may_do_what_its_role_needs_and_nothing_else(server, run, action):
+    one = Try(server, run, action)
+    before = one.d.everything()
+    for role in sorted(ROLES, key=ACTIONS[action].__contains__):  # who may comes last
+        allowed = True
+        try:
+            one.act(action, server.client(role))
+        except redis.RedisError as error:
+            assert refused(error), f"{role}: {error!r}"
+            allowed = False
+        assert allowed == (role in ACTIONS[action]), role
+        if not allowed:
+            assert one.d.everything() == before, f"{role} was refused, and something is changed"
