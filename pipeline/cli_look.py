@@ -1,4 +1,4 @@
-"""The commands that show a run while it goes on: a live screen, a page, and the followers of its files.
+"""The commands that show a run while it goes on: a live screen, a page, and a follower of its files.
 
 headrace top RUN       this terminal        headrace web RUN          a page on 127.0.0.1
 headrace plot RUN      curves.png, .svg     headrace tensorboard RUN  event files
@@ -40,4 +40,15 @@ def web(run, redis_url, host, port):
         server.serve_forever()
 
 
-COMMANDS = (top, web)
+@click.command()
+@run_argument
+@click.option("--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
+def tensorboard(run, follow):
+    """Write a run's metrics and evaluations as TensorBoard's event files, also while it goes on."""
+    from pipeline import tensorboard
+    from pipeline.run_folder import find_run
+
+    tensorboard.follow(find_run(run).folder, follow, click.echo)
+
+
+COMMANDS = (top, web, tensorboard)

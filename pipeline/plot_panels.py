@@ -126,7 +126,7 @@ def idle(axes, updates):
     axes.set_ylim(0, 128)
     axes.set_yticks(range(0, 101, 25))
     axes.grid(False, axis="x")
-    axes.legend(ncols=2, loc="upper center", handlelength=1, columnspacing=1, fontsize=8)
+    axes.legend(ncols=3, loc="upper center", handlelength=1, columnspacing=0.8, handletextpad=0.4, fontsize=8)
 
 
 def spent(line):
@@ -150,7 +150,7 @@ def lengths(axes, updates):
 def reliability(axes, updates):
     """Of each tenth of [0, 1] in which values lay: what was forecast there, and what came."""
     recorded = [line for line in updates if line.get("calibration")][-RECENT:]
-    axes.set_title("Are they right at every value?")
+    axes.set_title("Are values right, low and high?")
     axes.set_xlabel(f"value, last {len(recorded)} updates")
     axes.set_ylabel("outcome, mean")
     if not recorded:
