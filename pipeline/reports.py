@@ -86,6 +86,7 @@ def status(ledger: Coordinator, config: Config, redis_url: str | None = None) ->
     address = server.get("path") or f"{server['host']}:{server['port']}"
     warnings = alarms(last_metrics(ledger.client, ledger.run))
     shown = {"run": ledger.run, "state": str(state), "redis": address, "alarms": "; ".join(warnings)}
+    shown |= {"forked from": config.run.parent} if config.run.parent else {}
     shown |= found | {"trainer_time": read_shares(ledger.client, ledger.run)}
     return shown | {"evaluations": evaluations, "processes": reported}
 

@@ -34,9 +34,13 @@ class TrainerCalls(LedgerView):
         """
         code, answer = self._ledger.run("join", trainer, checkpoint, *recent)
         if code == "MISSING":
+            way = (
+                f"go on from this one as a new run, `headrace fork {self.run} --from {checkpoint}`"
+                if checkpoint
+                else "begin a new run with weights of this one, as model.path"
+            )
             raise errors.MissingBatch(
-                f"batches below {answer[0]} are gone, found checkpoint {checkpoint}: resume from a newer one, or go on from "
-                f"this one as a new run, `headrace fork {self.run} --from {checkpoint}`"
+                f"batches below {answer[0]} are gone, found checkpoint {checkpoint}: resume from a newer one, or {way}"
             )
         joined, version, head = self._ledger.seen
         answer = Joined(version, head, *answer)
