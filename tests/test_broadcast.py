@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 import torch
+import torch.distributed as dist
 
 from pipeline.config import Config
 from pipeline.config_file import to_toml
@@ -18,12 +19,12 @@ from pipeline.engine_fleet import EngineFleet
 from pipeline.engine_keeper import Publication
 from pipeline.engines import Engine, EngineFailed
 from pipeline.ledger_types import Weights
-from pipeline.transfer import TransferFailed, ask
+from pipeline.transfer import Transfer, TransferFailed, ask
 from pipeline.weights import Label
 from tests.fixtures_sglang import generate, running, slow_down
 from tests.waiting import wait_for
 from trainer import broadcast, model
-from trainer.broadcast import broadcasting, ranks_of
+from trainer.broadcast import broadcasting, ranks_of, send
 from trainer.publish import probe_tokens, write_weights
 from trainer.ranks import ALONE
 
@@ -44,14 +45,14 @@ def config(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def published(config):
-    """Manifests of versions 1 and 2, in the run's folder."""
+    """Manifests of versions 1, 2 and 3, in the run's folder; between the last two only a layer has changed."""
     policy, probe = model.load(config.model_path), probe_tokens(config.model_path, "12 * 7 = ?")
     manifests = {}
-    for version in (1, 2):
+    for version in (1, 2, 3):
         folder = config.folder / f"weights/{version}"
         manifests[version] = write_weights(policy, folder, version, config.model_path, "float32", probe).manifest
         with torch.no_grad():
-            for parameter in policy.parameters():
+            for parameter in (policy if version == 1 else policy.model.layers[1]).parameters():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(version)))
     (config.folder / "run.toml").write_text(to_toml(config))
     return manifests
@@ -77,7 +78,7 @@ def client(redis_url):
 def sent(client, config, published, engine, path="weights/2", timeout_s=30):
     """Ask until somebody takes it: the process that sends takes seconds to start."""
     label = str(published[2].label(config.run.name))
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while True:
         try:
             return ask(client, config.run.name, engine.url, path, label, timeout_s)
@@ -113,6 +114,40 @@ def test_a_publication_reaches_a_serving_engine_without_the_disk_and_is_proved(
     engine.verify(published[2], run)
     spans = replies[0]["meta_info"]["weight_versions"]
     assert [Label.parse(span["version"]).version for span in spans] == [1, 2] and len(replies[0]["output_ids"]) == 40
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What SGLang is told of each bucket."""
+    requests, call = [], Engine.call
+
+    def noted(self, method, path, request=None, timeout_s=30):
+        if path == "/update_weights_from_distributed":
+            requests.append(request)
+        return call(self, method, path, request, timeout_s)
+
+    monkeypatch.setattr(Engine, "call", noted)
+    return requests
+
+
+def test_many_tensors_go_in_one_bucket_and_with_delta_only_those_that_have_changed(engine, config, published, told):
+    run, names = config.run.name, []
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        for version in (2, 3):
+            told.clear()
+            asked = Transfer("", engine.url, f"weights/{version}", str(published[version].label(run)), 60)
+            send(asked, config.folder, ALONE.device, bytes_=1 << 20, delta=True)
+            engine.verify(published[version], run)
+            names.append([name for request in told for name in request["names"]])
+            *partly, whole = [Label.parse(request["weight_version"]) for request in told]
+            assert whole == published[version].label(run) and not any(partly)
+            assert len(told) < len(names[-1]) / 2
+    finally:
+        dist.destroy_process_group()
+    changed = {name for name, mark in published[3].tensors.items() if published[2].tensors[name] != mark}
+    assert sorted(names[0]) == sorted(published[2].tensors) and set(names[1]) == changed
+    assert 0 < len(changed) == sum("layers.1." in name for name in published[3].tensors)
 
 
 def test_whatever_goes_wrong_is_said_and_the_next_transfer_works(engine, config, published, client, redis_url):

@@ -1,8 +1,11 @@
 """Published weights are sent to engines that ask for them, by a process of its own beside rank 0, on its GPU or CPU.
 
-    take ─▶ safetensors ─▶ begin ─▶ a group: rank 0 here, 1 … tp in the engine ─▶ broadcast each tensor ─▶ end ─▶ done
+    take ─▶ begin ─▶ a group: rank 0 here, 1 … tp in the engine ─▶ each bucket: announce, broadcast ─▶ end ─▶ done
+                     safetensors ─ read ahead: trainer/buckets.py ─▶ ┘
 
 What is sent is read from the folder that was published, so that no update waits for an engine and no memory is kept.
+A bucket is many tensors in one broadcast; until the last one has come, the engine's label is that of no version. With
+publish.delta only the tensors are sent that differ from those of the version which the engine serves.
 An engine that waits for a tensor is freed only by connections that close. So whatever goes wrong ends this process,
 and rank 0 starts another one; a group lives for one transfer, and neither side has anything to repair.
 """
@@ -20,13 +23,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import redis
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 from pipeline import die_with_parent, program, programs, transfer
@@ -35,6 +38,8 @@ from pipeline.config_file import load
 from pipeline.engines import Engine, EngineFailed
 from pipeline.redis_server import connect
 from pipeline.transfer import Transfer
+from pipeline.weights import Label
+from trainer.buckets import buckets, tensors_of
 from trainer.ranks import Ranks
 
 PAUSE_S = 1.0  # while Redis is away, and until one that has ended is started again
@@ -105,7 +110,7 @@ def _serve(client: redis.Redis, config: Config, asked: Transfer, device: torch.d
             transfer.answer(client, config.run.name, asked, text)
 
     def fail(said: str) -> None:
-        log.warning("%s was not sent to %s: %s", asked.path, asked.url, said)
+        log.warning("%s was not sent: %s", asked.path, said, extra={"engine": asked.url})
         answer(said)
         os._exit(1)
 
@@ -113,16 +118,18 @@ def _serve(client: redis.Redis, config: Config, asked: Transfer, device: torch.d
     limit.daemon = True  # the end of this process does not wait for it
     limit.start()
     try:
-        send(asked, config.folder, device)
+        send(asked, config.folder, device, config.publish.bucket_mb << 20, config.publish.delta)
     except Exception as error:
         fail(f"{type(error).__name__}: {error}")
     limit.cancel()
     answer(transfer.DONE)
 
 
-def send(asked: Transfer, folder: Path, device: torch.device) -> None:
+def send(asked: Transfer, folder: Path, device: torch.device, bytes_: int, delta: bool = False) -> None:
     """Have the engine, which must stand still, serve the weights as `asked.label`.
 
+    bytes_  that may be held here at a time, if no tensor has more
+    delta   leave out what the engine has already, as its label says
     Whatever it raises: nobody knows what the engine serves, and it may wait until this process has ended.
     """
     engine = Engine(asked.url)
@@ -132,7 +139,8 @@ def send(asked: Transfer, folder: Path, device: torch.device) -> None:
         if reply.get("success") is not True:
             raise EngineFailed("REFUSED", f"{asked.url}{path}: {reply.get('message', reply)!s:.500}")
 
-    tensors = _read(folder / asked.path)
+    known = tensors_of(folder, Label.parse(engine.label())) if delta else {}
+    found = buckets(folder / asked.path, bytes_ // 2, known)
     try:
         tell("/begin_weight_update")
     except EngineFailed as error:
@@ -141,31 +149,22 @@ def send(asked: Transfer, folder: Path, device: torch.device) -> None:
         tell("/end_weight_update")  # of a transfer that was cut off
         tell("/begin_weight_update")
     group, name = _join(tell, engine, device, timedelta(seconds=asked.timeout_s))
-    described = {
-        "names": list(tensors),
-        "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
-        "shapes": [list(tensor.shape) for tensor in tensors.values()],
-    }
-    request = described | {"group_name": name, "weight_version": asked.label, "flush_cache": True}
-    pool = ThreadPoolExecutor(1)
-    received = pool.submit(tell, "/update_weights_from_distributed", **request)
-    for tensor in tensors.values():
-        dist.broadcast(tensor.to(device), src=0, group=group)
-    received.result()
+    pool = ThreadPoolExecutor(2)
+    read = pool.submit(found[0].read)
+    for bucket, following in zip_longest(found, found[1:]):
+        flat = read.result()
+        if following:
+            read = pool.submit(following.read)
+        last = following is None
+        told = {"weight_version": asked.label if last else f"{asked.label}:part", "flush_cache": last}
+        request = {**bucket.described(), "group_name": name, "load_format": "flattened_bucket", **told}
+        received = pool.submit(tell, "/update_weights_from_distributed", **request)
+        dist.broadcast(flat.to(device), src=0, group=group)
+        received.result()
     pool.shutdown()
     tell("/destroy_weights_update_group", group_name=name)
     dist.destroy_process_group(group)
     tell("/end_weight_update")
-
-
-def _read(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of published weights, mapped from their files."""
-    tensors = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(path)
-    if not tensors:
-        raise FileNotFoundError(f"{folder}: expected *.safetensors, found none")
-    return tensors
 
 
 def _join(
