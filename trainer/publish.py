@@ -71,7 +71,6 @@ def write_weights(
     delta  what the publication before was; files whose tensors are the same are linked to its
     """
     bucket = bucket_mb * MIB
-    logprobs = probe_logprobs(model, probe)
     tensors = model.state_dict()
     files = weight_files.files(weight_files.sources(model, tensors, DTYPES[dtype]), bucket // 2, delta is not None)
     draft = folder.with_name(f".{folder.name}.new")
@@ -96,6 +95,7 @@ def write_weights(
     linked = ranks.on_first(lambda: _told(folder, begin))
     new = {name: group for name, group in files.items() if name not in linked}
     writer = _gather(model, tensors, new, draft, ranks, bucket)
+    logprobs = probe_logprobs(model, probe)  # while the last files reach the disk
     own = ranks.on_each(lambda: _told(folder, writer.finish))
     written = linked | {name: file for part in ranks.gather(own) for name, file in part.items()}
     manifest = ranks.on_first(lambda: _told(folder, finish))
