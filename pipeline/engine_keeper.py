@@ -144,7 +144,8 @@ class Keeper:
             )
         self._coordinator.register_engine(self.name, weights.version, self.engine.url)
         self._checked = time.monotonic()
-        log.info("%s serves version %d (%.2f s)", self.name, weights.version, self._checked - begun)
+        ids = {"engine": self.name, "version": weights.version}
+        log.info("serves version %d (%.2f s)", weights.version, self._checked - begun, extra=ids)
         self.serves, self._token = label, manifest.probe_tokens[0]
         self.failures, self.retry_at, self.problem, self._late = 0, 0.0, "", 0
 
@@ -160,9 +161,8 @@ class Keeper:
             self._publication.transfer(self.engine.url, weights.path, str(label))
             return True
         except TransferFailed as error:
-            log.warning(
-                "%s loads version %d from disk, because the transfer failed: %s", self.name, label.version, error
-            )
+            ids = {"engine": self.name, "version": label.version}
+            log.warning("loads version %d from disk: the transfer failed: %s", label.version, error, extra=ids)
             self._mark(LOADING, f"version {label.version}, from disk: {error}")
             return False
 
@@ -170,7 +170,7 @@ class Keeper:
         pause = min(FIRST_PAUSE_S * 2**self.failures, LONGEST_PAUSE_S)
         self.serves, self.failures, self.problem, self._late = None, self.failures + 1, str(error), 0
         self.retry_at = time.monotonic() + pause
-        log.warning("%s failed, next attempt in %g s: %s", self.name, pause, error)
+        log.warning("failed, next attempt in %g s: %s", pause, error, extra={"engine": self.name})
         self._mark(FAILED, str(error))
 
     def _mark(self, state: str, reason: str) -> None:

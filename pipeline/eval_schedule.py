@@ -37,7 +37,8 @@ class EvalSchedule:
             error = f"{who} longer than eval.timeout_s = {self._timeout_s:g}"
             evals.fail(self._client, self._run, version, worker, error)
         elif worker and self._is_gone(evaluation):
-            log.warning("%s is gone; version %d is evaluated by another worker", worker, version)
+            ids = {"version": version, "worker": worker}
+            log.warning("the worker is gone; version %d is evaluated by another one", version, extra=ids)
             evals.give_back(self._client, self._run, version, worker)
         return version
 
@@ -46,7 +47,7 @@ class EvalSchedule:
         newest = self._newest()
         if newest is not None and (version <= newest.version or not self._due(version, newest.version)):
             return False
-        log.info("version %d is to be evaluated", version)
+        log.info("version %d is to be evaluated", version, extra={"version": version})
         evals.request(self._client, self._run, version)
         return True
 
@@ -59,7 +60,8 @@ class EvalSchedule:
             known = {line["version"] for line in jsonl.read(path)}
             for evaluation in over:
                 if evaluation.state == "failed":
-                    log.warning("the evaluation of version %d failed: %s", evaluation.version, evaluation.error)
+                    ids = {"version": evaluation.version, "worker": evaluation.worker}
+                    log.warning("the evaluation of version %d failed: %s", ids["version"], evaluation.error, extra=ids)
                 elif evaluation.version not in known:
                     file.write(jsonl.as_line(evals.as_line(evaluation)))
         self._archived |= {evaluation.version for evaluation in over}

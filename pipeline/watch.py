@@ -120,7 +120,7 @@ class Watch:
 
     def _tend(self) -> None:
         for entry in self._coordinator.reap():
-            log.warning("entry %s was released: its worker is gone, it is late, or the trainer waits for it", entry)
+            log.warning("released: its worker is gone, it is late, or the trainer waits for it", extra={"entry": entry})
         self._archive()
         for path in retain(self._config.folder / "weights", self._needed_versions()):
             log.info("deleted %s: nobody can ask for it any more", path)
@@ -209,7 +209,7 @@ class Watch:
         seed = f"{self._config.run.seed} {NAME}"
         coordinator = Coordinator.create(self._client, self._run, self._config.ledger_settings, seed=seed)
         added = coordinator.add_prompts(first_prompts(self._config))
-        log.info("run %s: %d new prompts", self._run, added)
+        log.info("%d new prompts", added)
         return coordinator
 
 

@@ -61,19 +61,20 @@ class EvalHost:
             self.version = None
 
     async def _evaluate(self, version: int) -> None:
-        log.info("evaluating version %d", version)
+        ids = {"version": version, "worker": self.incarnation}
+        log.info("evaluating version %d", version, extra=ids)
         begun = time.monotonic()
         scorer = Scorer(self.settings, self.chat, self.make_environment, self._engine, version)
         try:
             problems = await asyncio.to_thread(evaluation_problems, self.settings)
             outcomes = await scorer.score(problems, self.settings.eval.n)
         except EvaluationFailed as error:
-            log.warning("evaluation of version %d failed: %s", version, error)
+            log.warning("the evaluation of version %d failed: %s", version, error, extra=ids)
             await self._call(evals.fail, version, self.incarnation, str(error))
             return
         success, stderr = summarize(outcomes)
         seconds, count = time.monotonic() - begun, sum(map(len, outcomes))
-        log.info("version %d: success %.3f ± %.3f in %.1f s", version, success, stderr, seconds)
+        log.info("version %d: success %.3f ± %.3f in %.1f s", version, success, stderr, seconds, extra=ids)
         result = {"success": success, "stderr": stderr, "trajectories": count, "seconds": seconds}
         await self._call(evals.finish, version, self.incarnation, **result)
 

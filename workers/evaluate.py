@@ -96,7 +96,7 @@ class Scorer:
             except (EngineError, EpisodeFailed) as error:
                 if error.code == "PROMPT_TOO_LONG":  # at every attempt
                     raise EvaluationFailed(str(error)) from None
-                log.warning("problem %s, attempt %d: %s", problem["id"], attempt + 1, error)
+                log.warning("an episode failed: %s", error, extra={"prompt": problem["id"], "attempt": attempt + 1})
                 failure = error
                 await asyncio.sleep(0.5 * 2**attempt)
                 continue

@@ -101,7 +101,8 @@ class Group:
                 counts["failures"] += 1
                 counts[f"failed_{error.code.lower()}"] += 1
                 if counts["failures"] <= FAILURES_SHOWN:
-                    log.warning("entry %s, attempt %d: %s", self.reservation.entry, attempt + 1, error)
+                    ids = {"entry": self.reservation.entry, "prompt": self.reservation.prompt, "attempt": attempt + 1}
+                    log.warning("an episode failed: %s", error, extra=ids | {"code": error.code})
                 if attempt == RETRIES or self.truncated or error.code in AT_EVERY_ATTEMPT:
                     raise
             await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)

@@ -114,7 +114,7 @@ class Routes:
     async def mark(self, name: str, reason: str) -> None:
         """Nothing more goes to this engine until the coordinator has verified it again."""
         if self.ready.pop(name, None):
-            log.warning("engine %s is not routed to: %s", name, reason)
+            log.warning("not routed to any more: %s", reason, extra={"engine": name})
             self.not_ready[name] = _why("failed", reason)
             await self._ledger(self._ledger.coordinator.mark_engine, name, "failed", reason)
 

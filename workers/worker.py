@@ -152,6 +152,7 @@ class Worker:
     async def _entry(self, reservation: Reservation, group: Group) -> None:
         """From a reservation to its place, or back; whatever happens in it concerns this entry only."""
         entry = reservation.entry
+        ids = {"entry": entry, "prompt": reservation.prompt, "worker": self.incarnation}
         try:
             trajectories = await group.play()
             answer = await self.ledger(self.coordinator.occupy, entry, trajectories)
@@ -163,15 +164,15 @@ class Worker:
             self.counts["action_tokens"] += sum(t.action_tokens for t in trajectories)
             self.counts["tool_calls"] += sum(int(t.metrics["tool_calls"]) for t in trajectories)
         except NoEngine as error:
-            log.warning("%s", error)
+            log.warning("given back: %s", error, extra=ids)
             await self._release(entry, "lost", error)  # no fault of the prompt's
         except LedgerGone:
             raise
         except HeadraceError as error:
-            log.info("entry %s of prompt %s is given back: %s", entry, reservation.prompt, error)
+            log.info("given back: %s", error, extra=ids)
             await self._release(entry, "retry" if group.truncated else "failed", error)
         except Exception as error:
-            log.exception("entry %s: not foreseen", entry)
+            log.exception("given back: not foreseen", extra=ids)
             await self._release(entry, "failed", f"{type(error).__name__}: {error}")
 
     async def _release(self, entry: str, reason: str, why: object = "") -> None:
@@ -229,7 +230,7 @@ class Worker:
 
     async def _finish(self) -> None:
         """Let the episodes in flight finish within rollout.grace_s; give back the others, and an evaluation."""
-        log.info("draining: %d entries in flight", len(self.entries))
+        log.info("draining: %d entries in flight", len(self.entries), extra={"worker": self.incarnation})
         await self.evaluations.give_back()
         if self.entries:
             self.waiting = f"its last {len(self.entries)} entries, for {self.settings.rollout.grace_s:g} s at most"
@@ -240,4 +241,4 @@ class Worker:
         await asyncio.gather(*rest.values(), return_exceptions=True)
         for entry in rest:
             await self._release(entry, "cancelled")
-        log.info("drained: %d given back; in all %s", len(rest), dict(self.counts))
+        log.info("drained: %d given back", len(rest), extra={"worker": self.incarnation, **self.counts})
