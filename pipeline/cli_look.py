@@ -1,4 +1,4 @@
-"""The commands that show a run while it goes on: a live screen, a page, and a follower of its files.
+"""The commands that show a run while it goes on: a live screen, a page, and followers of its files.
 
 headrace top RUN       this terminal        headrace web RUN          a page on 127.0.0.1
 headrace plot RUN      curves.png, .svg     headrace tensorboard RUN  event files
@@ -51,4 +51,15 @@ def tensorboard(run, follow):
     tensorboard.follow(find_run(run).folder, follow, click.echo)
 
 
-COMMANDS = (top, web, tensorboard)
+@click.command()
+@run_argument
+@click.option("--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
+def wandb(run, follow):
+    """Send a run's metrics and evaluations to Weights & Biases; WANDB_MODE=offline writes files for `wandb sync`."""
+    from pipeline import weights_and_biases
+    from pipeline.run_folder import find_run
+
+    weights_and_biases.follow(find_run(run).folder, follow, click.echo)
+
+
+COMMANDS = (top, web, tensorboard, wandb)

@@ -64,6 +64,7 @@ WAITS = {
     "pipeline/transfer.py take": ("one second", BELL),
     "pipeline/watch.py Watch._look_after_engines": ("LOOK_S", "pipeline/watch.py: the next version"),
     "pipeline/watch.py Watch._repeat": ("(pause_s)", "pipeline/watch.py: the next version"),
+    "pipeline/weights_and_biases.py follow": ("Ctrl-C", ALONE),
     "trainer/broadcast.py _join": ("(limit)", "pipeline/engine_fleet.py: to serve version"),
     "trainer/broadcast.py _listen": ("PAUSE_S", BELL),
     "trainer/broadcast.py broadcasting": ("END_S", SHORT),
