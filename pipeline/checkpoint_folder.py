@@ -51,7 +51,7 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads((path / STATE).read_bytes())
         digest = state.pop("digest")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path / STATE} cannot be read ({type(error).__name__}: {error})") from None
     if digest != _digest_of(state):
         raise DamagedCheckpoint(f"{path / STATE} is not what was written")
