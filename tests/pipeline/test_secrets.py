@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.secrets import API_KEY, REDIS_PASSWORD, masked, secret
+from pipeline.secrets import API_KEY, REDIS_PASSWORD, masked, secret, without_password
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +49,13 @@ def test_every_secret_of_this_process_is_masked(tmp_path, monkeypatch):
     assert masked("server_args api_key='sk-0123456789', AUTH worker hunter2hunter2") == (
         "server_args api_key='***', AUTH worker ***"
     )
+
+
+def test_an_address_is_told_with_its_user_and_without_its_password():
+    for url, told in {
+        "redis://worker:pw@redis:6379/0": "redis://worker@redis:6379/0",
+        "rediss://:pw@redis:6379/0?ssl_ca_certs=/ca.pem": "rediss://redis:6379/0?ssl_ca_certs=/ca.pem",
+        "redis://redis:6379/0": "redis://redis:6379/0",
+        "unix://worker:pw@/run/redis.sock": "unix://worker@/run/redis.sock",
+    }.items():
+        assert without_password(url) == told
