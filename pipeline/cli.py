@@ -59,7 +59,9 @@ def main() -> None:
 
 
 def _fail(error: Exception | str, code: int) -> None:
-    click.echo(f"headrace: {error}", err=True)
+    from pipeline.secrets import masked
+
+    click.echo(f"headrace: {masked(str(error))}", err=True)
     sys.exit(code)
 
 
@@ -109,9 +111,11 @@ def validate(run_toml, overrides, as_json):
     from pipeline.config_file import load
     from pipeline.config_rules import unwise
     from pipeline.environment_rules import check_environment
+    from pipeline.metrics import check
 
     config = load(run_toml, overrides)
     check_environment(config.environment)
+    check(config)
     warnings = list(unwise(config))
     if as_json:
         click.echo(json.dumps({"digest": config.digest, "folder": str(config.folder), "warnings": warnings}))

@@ -9,6 +9,7 @@
 No setting of a run's file is secret: the file is copied into the run's folder, and is shown to whoever asks.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -35,6 +36,12 @@ def secret(name: str) -> str | None:
     return found
 
 
+def authorization() -> dict[str, str]:
+    """The header that brings a server of SGLang its key; none, if there is none."""
+    key = secret(API_KEY)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def without_password(url: str) -> str:
     """`url`, with its user alone."""
     return IN_ADDRESS.sub(lambda found: f"{found[1]}@" if found[1] else "", url)
@@ -44,6 +51,8 @@ def masked(text: str) -> str:
     """`text` with *** in the place of each password and key that this process knows of."""
     text = IN_ADDRESS.sub(r"\1:***@", text)
     for name in (REDIS_PASSWORD, API_KEY):
-        if found := secret(name):
-            text = text.replace(found, "***")
+        # a file that cannot be read holds nothing to mask; that it cannot is an error of those who need it
+        with contextlib.suppress(ConfigError):
+            if found := secret(name):
+                text = text.replace(found, "***")
     return text

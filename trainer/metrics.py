@@ -44,6 +44,7 @@ COUNTERS = {
     "action_tokens": ("headrace_trained_action_tokens_total", "Tokens in the loss"),
     "trajectories": ("headrace_trained_trajectories_total", "Trajectories that were trained on"),
     "checkpoint_seconds": ("headrace_checkpoint_seconds_total", "For checkpoints, beside the updates"),
+    "flops": ("headrace_trained_flops_total", "Floating-point operations of the updates, as counted for mfu"),
     "skipped": ("headrace_skipped_steps_total", "Optimizer steps left out, because a gradient was not finite"),
 }
 

@@ -59,3 +59,9 @@ def test_an_address_is_told_with_its_user_and_without_its_password():
         "unix://worker:pw@/run/redis.sock": "unix://worker@/run/redis.sock",
     }.items():
         assert without_password(url) == told
+
+
+def test_a_secret_that_cannot_be_read_does_not_keep_its_error_from_being_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv("REDIS_PASSWORD_FILE", str(tmp_path / "none"))
+    monkeypatch.delenv("REDIS_PASSWORD", raising=False)
+    assert masked("REDIS_PASSWORD_FILE cannot be read") == "REDIS_PASSWORD_FILE cannot be read"
