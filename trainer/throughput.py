@@ -64,7 +64,7 @@ class Costs(NamedTuple):
         """lengths: of each trajectory, in tokens."""
         lengths = np.asarray(lengths, np.float64)
         attention = sum(cost * pairs(lengths, window).sum() for window, cost in self.windows)
-        return self.token * lengths.sum() + self.action_token * action_tokens + attention
+        return float(self.token * lengths.sum() + self.action_token * action_tokens + attention)
 
 
 def pairs(lengths: np.ndarray, window: int | None) -> np.ndarray:

@@ -24,7 +24,8 @@ from trainer.ranks import joined
 def same(metrics, expected):
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():
-        assert metrics[name] == (value if isinstance(value, dict) else pytest.approx(value, rel=1e-4, abs=1e-6)), name
+        close = pytest.approx(value, rel=1e-4, abs=1e-6) if isinstance(value, int | float) else value
+        assert metrics[name] == close, name
 
 
 @pytest.fixture(scope="module")
