@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.config_file import load, to_toml
 from pipeline.coordinator import Coordinator
+from pipeline.errors import ConfigError
 from pipeline.launch import Launch, up
 from pipeline.run_folder import holder_of, locked
 from pipeline.supervisor import Program
@@ -115,6 +116,11 @@ def test_an_engine_port_in_use_is_one_clear_message():
         code, err = failed("up", "small.toml", f"engines.port={port}")
     assert code == 2
     assert f"port {port} of engines.port is in use" in err
+
+
+def test_one_port_for_the_metrics_of_all_processes_is_refused():
+    with pytest.raises(ConfigError, match=r"metrics\.port = 9464: .* set it to 0, which takes free ports"):
+        up(Path("small.toml"), ["metrics.port=9464"])
 
 
 def test_a_redis_port_in_use_is_one_clear_message():
