@@ -11,11 +11,12 @@ FOLDER = files("pipeline") / "lua" / "people"
 
 
 @pytest.fixture
-def ask(client, run):
-    """ask(script, argument…) -> its text: by EVAL_RO on a real server, which refuses whatever writes."""
+def ask(client, run, request):
+    """ask(script, argument…) -> its text: on a real server by EVAL_RO, as the viewer, who may read and nothing else."""
+    fake = type(client).__module__.startswith("fakeredis")
+    how = client.eval if fake else request.getfixturevalue("redis_users")["viewer"].eval_ro
 
     def ask(script, *arguments):
-        how = client.eval if type(client).__module__.startswith("fakeredis") else client.eval_ro
         return how((FOLDER / f"{script}.lua").read_text(), 1, keys.run(run), *arguments).decode()
 
     return ask

@@ -61,6 +61,12 @@ def test_the_picture_says_who_does_what_and_what_is_waited_for(snapshot, width, 
         assert expected in shown, expected
 
 
+@pytest.mark.parametrize("client", ["redis"], indirect=True)
+def test_a_viewer_sees_the_same_picture(snapshot, redis_users, run):
+    seen = Snapshots(redis_users["viewer"], run, total_steps=10).read()
+    assert (seen.buffers, seen.load, seen.metrics) == (snapshot.buffers, snapshot.load, snapshot.metrics)
+
+
 def test_a_larger_screen_has_the_reward_as_a_chart_and_the_newest_events(snapshot):
     large = text(snapshot, 140, 40)
     assert "reserved" in large and "│" in large

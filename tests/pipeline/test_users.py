@@ -88,6 +88,8 @@ ACTIONS = {
     "write a key outside hr:": NOBODY,
     "read a key outside hr:": NOBODY,
     "EVAL": NOBODY,
+    "EVAL_RO": {"viewer"},
+    "write by EVAL_RO": NOBODY,
     "SCRIPT LOAD": {"coordinator"},
     "SCRIPT FLUSH": NOBODY,
     "FUNCTION LOAD": NOBODY,
@@ -208,6 +210,10 @@ class Try:
                 client.hset("other", "a", "b")
             case "read a key outside hr:":
                 client.hgetall("other")
+            case "EVAL_RO":
+                hand("EVAL_RO", "return redis.call('HGET', KEYS[1], 'version')", 1, keys.run(run))
+            case "write by EVAL_RO":
+                hand("EVAL_RO", "return redis.call('HSET', KEYS[1], 'version', 9)", 1, keys.run(run))
             case "EVAL":
                 client.eval("return 1", 0)
             case "SCRIPT LOAD":

@@ -1,6 +1,7 @@
 -- For people; headrace runs none of this folder. All buffers of a run as a table. It only reads:
 --
 --   redis-cli -p PORT --raw --eval pipeline/lua/people/buffers.lua 'hr:{demo}'
+--   redis-cli --user viewer --raw EVAL_RO "$(cat pipeline/lua/people/buffers.lua)" 1 'hr:{demo}'
 --
 -- KEYS  [1] the run
 -- returns text

@@ -2,6 +2,7 @@
 -- Redis (events.jsonl has them all). It only reads:
 --
 --   redis-cli -p PORT --raw --eval pipeline/lua/people/entry.lua 'hr:{demo}' , 3f9a1c
+--   redis-cli --user viewer --raw EVAL_RO "$(cat pipeline/lua/people/entry.lua)" 1 'hr:{demo}' 3f9a1c
 --
 -- KEYS  [1] the run
 -- ARGV  [1] the entry, or its beginning; without it, the one that was placed last
