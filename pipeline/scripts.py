@@ -58,7 +58,8 @@ class Scripts:
 
     def run_after(self, commands: list[tuple], name: str, keys: list[str], args: list) -> tuple[list, list]:
         """MULTI [commands; the transition] in one round trip. Returns the commands' answers, errors among them, and the
-        transition's. After NOSCRIPT all is sent again: the commands must bear repetition (XADD with an explicit id)."""
+        transition's: NoScriptError, where `run` would raise it, for the commands took effect. After NOSCRIPT all is
+        sent again: they must bear repetition (XADD with an explicit id)."""
         for attempt in (1, 2):
             with self.client.pipeline(transaction=True) as pipe:
                 for command in commands:
@@ -67,7 +68,10 @@ class Scripts:
                 *answers, last = pipe.execute(raise_on_error=False)
             if not isinstance(last, NoScriptError) or attempt == 2:
                 break
-            self._load_again()
+            try:
+                self._load_again()
+            except NoScriptError as error:
+                return answers, error
         if isinstance(last, Exception):
             raise last
         return answers, last

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from pipeline import errors, keys
 from pipeline.scripts import Scripts
@@ -53,6 +53,11 @@ class Transitions:
                     answers, reply = self.scripts.run_after(adds, "occupy", touched, args)
                 except OutOfMemoryError:  # a full Redis refuses the MULTI; what was admitted must get in all the same
                     answers, reply = [], self.scripts.run("occupy", touched, [*args, *payloads])
+                if isinstance(reply, NoScriptError):  # it will be called again, with other ids
+                    added = [i for i, answer in zip(fresh, answers, strict=True) if not isinstance(answer, Exception)]
+                    if added:  # else they were there, and may be what an answer that was lost has accepted
+                        self.scripts.client.xdel(stream, *added)
+                    raise reply
                 for answer in answers:
                     # a repetition finds its own ids there
                     if isinstance(answer, Exception) and "equal or smaller" not in str(answer):

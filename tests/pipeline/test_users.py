@@ -5,17 +5,19 @@ the roles. Every action comes from a run in which it would be possible at that m
 """
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
-from redis.exceptions import ExecAbortError, NoPermissionError
+from redis.exceptions import ExecAbortError, NoPermissionError, NoScriptError, ResponseError
 
 from pipeline import evals, keys, transfer
 from pipeline.coordinator import Coordinator, Placed, Published, Reservation
 from pipeline.progress import Progress, read_processes, record_metrics
-from pipeline.redis_server import connect, find_binary
+from pipeline.redis_server import connect, find_binary, patient
 from tests.fixtures_ledger import ENGINE, TRAINER, WORKER, Driver, trajectory
 from tests.fixtures_users import ROLES, password, server_of_users
+from tests.waiting import wait_for
 
 ALL, NOBODY = set(ROLES), set()
 PROCESSES = ALL - {"viewer"}
@@ -88,6 +90,8 @@ ACTIONS = {
     "write a key outside hr:": NOBODY,
     "read a key outside hr:": NOBODY,
     "EVAL": NOBODY,
+    "EVAL_RO of a key outside hr:": NOBODY,
+    "SCRIPT KILL": {"coordinator"},
     "EVAL_RO": {"viewer"},
     "write by EVAL_RO": NOBODY,
     "SCRIPT LOAD": {"coordinator"},
@@ -216,6 +220,14 @@ class Try:
                 hand("EVAL_RO", "return redis.call('HSET', KEYS[1], 'version', 9)", 1, keys.run(run))
             case "EVAL":
                 client.eval("return 1", 0)
+            case "EVAL_RO of a key outside hr:":
+                hand("EVAL_RO", "return redis.call('GET', 'other')", 0)
+            case "SCRIPT KILL":
+                try:
+                    client.script_kill()
+                except ResponseError as error:
+                    if "No scripts in execution" not in str(error):
+                        raise
             case "SCRIPT LOAD":
                 client.script_load("return 1")
             case "FUNCTION LOAD":
@@ -269,3 +281,34 @@ def test_a_user_may_do_what_its_role_needs_and_nothing_else(server, run, action)
         assert allowed == (role in ACTIONS[action]), role
         if not allowed:
             assert one.d.everything() == before, f"{role} was refused, and something is changed"
+
+
+def test_whoever_may_not_load_scripts_waits_until_the_coordinator_has(server, run):
+    """As after a start of Redis, which forgets them."""
+    one = Try(server, run, "reserve")
+    worker = Coordinator(server.client("worker"), run, seed=1, clock=one.d.ms)
+    server.client("admin").script_flush()
+    with pytest.raises(NoScriptError, match="this user may not load them: the run's coordinator does"):
+        worker.reserve(WORKER, ENGINE)
+    said = []
+    with ThreadPoolExecutor(1) as pool:
+        reserving = pool.submit(patient, lambda: worker.reserve(WORKER, ENGINE), say=said.append)
+        wait_for(lambda: said)
+        assert not reserving.done()
+        one.d.c.reap()
+        assert isinstance(reserving.result(30), Reservation)
+
+
+def test_what_is_finished_is_handed_in_once_the_scripts_are_there_again(server, run):
+    one = Try(server, run, "occupy")
+    server.client("admin").script_flush()
+    with pytest.raises(NoScriptError):
+        one.d.finish(one.r)
+    one.d.c.reap()
+    assert isinstance(one.d.finish(one.r), Placed)
+    assert len(one.d.stored_payloads()) == 2
+
+
+def test_a_run_that_is_made_brings_the_scripts_that_only_others_use(server, run):
+    server.client("admin").script_flush()
+    Try(server, run, "reserve")  # workers and trainer begin at once
