@@ -16,15 +16,24 @@ from typing import Any
 
 
 def argv(
-    python: str, settings: Mapping[str, Any], model: str, host: str, port: int, seed: int | None = None
+    python: str,
+    settings: Mapping[str, Any],
+    model: str,
+    host: str,
+    port: int,
+    seed: int | None = None,
+    api_key: str | None = None,
 ) -> list[str]:
-    """settings: a run's, resolved; model: the folder that it starts from; seed None: SGLang draws one."""
+    """settings: a run's, resolved; model: the folder that it starts from; seed None: SGLang draws one; api_key: whoever
+    asks it for anything but its health and its metrics must bring it."""
     engines = settings["engines"]
     command = [python, "-m", "sglang.launch_server", "--model-path", model, "--host", host, "--port", str(port)]
     command += ["--device", engines["device"], "--dtype", settings["model"]["dtype"]]
     command += ["--weight-version", f"{settings['run']['name']}:base", "--skip-server-warmup", "--sleep-on-idle"]
     if seed is not None:
         command += ["--random-seed", str(seed)]
+    if api_key:
+        command += ["--api-key", api_key]
     if engines["tp"] > 1:
         command += ["--tp", str(engines["tp"])]
     return command + engines["args"]
@@ -51,8 +60,14 @@ def main() -> None:
     if engines["gpus"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, engines["gpus"]))
     model = settings["model"].get("path") or str(folder / "model")
-    command = argv("python3", settings, model, "0.0.0.0", arguments.port)
+    command = argv("python3", settings, model, "0.0.0.0", arguments.port, api_key=_api_key())
     os.execvp(command[0], command)
+
+
+def _api_key() -> str | None:
+    """HEADRACE_API_KEY, as pipeline/secrets.py takes it."""
+    path = os.environ.get("HEADRACE_API_KEY_FILE")
+    return os.environ.get("HEADRACE_API_KEY") or (path and Path(path).read_text().strip()) or None
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pipeline.config import Config
 from pipeline.engines import Engine
 from pipeline.errors import ConfigError
 from pipeline.programs import environment, log_of
+from pipeline.secrets import API_KEY, secret
 from pipeline.supervisor import Program, Supervisor
 
 # After SIGTERM SGLang looks for requests every 5 s, and then frees its GPUs; on a CPU nothing is lost by killing it
@@ -50,11 +51,13 @@ def engine_processes(config: Config, role: str = "engine", model: Path | None = 
 
 
 def _engine(config: Config, python: Path, name: str, number: int, port: int, model: Path) -> EngineProcess:
-    settings = config.model_dump(mode="json")
+    settings, key = config.model_dump(mode="json"), secret(API_KEY)
     gpus = config.engines.gpus[number * config.engines.tp : (number + 1) * config.engines.tp]
-    argv = engine_command.argv(str(python), settings, str(model), "127.0.0.1", port, config.run.seed + number)
+    argv = engine_command.argv(str(python), settings, str(model), "127.0.0.1", port, config.run.seed + number, key)
     variables = environment(config.engines.threads, gpus) | engine_command.environment(config.engines.device)
-    program = Program(name, argv, log_of(config, name), variables, GRACE_S[config.engines.device], serves=True)
+    program = Program(
+        name, argv, log_of(config, name), variables, GRACE_S[config.engines.device], serves=True, private=bool(key)
+    )
     return EngineProcess(name, f"http://127.0.0.1:{port}", program)
 
 

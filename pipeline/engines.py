@@ -27,6 +27,7 @@ from typing import Any
 
 from pipeline.engine_model import difference
 from pipeline.errors import Coded
+from pipeline.secrets import API_KEY, authorization, secret
 from pipeline.weights import Label, Manifest, read_manifest
 
 # Nats, the largest difference of engine and trainer, whose kernels round differently. In bfloat16 that is much for an
@@ -37,13 +38,14 @@ ALIVE_S = 5.0
 BUSY_S = 0.05
 PAUSES = {"drain": "retract", "interrupt": "abort", "retract": "retract"}  # SGLang's words
 LOADS, MODEL_INFO = "/v1/loads", "/model_info"
+UNAUTHORIZED = 401
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # engines are never behind a proxy
 
 
 class EngineFailed(Coded, RuntimeError):
     """code: UNREACHABLE (no connection), SLOW (no answer in time), REFUSED (an error answered), REPLY (not understood),
     LABEL (serves other weights than asked for), PROBE (computes with other weights than its label says), MODEL (runs
-    another model than the run's)."""
+    another model than the run's), KEY (asks for another API key than ours)."""
 
 
 class Engine:
@@ -51,6 +53,7 @@ class Engine:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json", **authorization()}
 
     def label(self) -> str:
         """The label of the weights it serves, as it says."""
@@ -215,20 +218,29 @@ class Engine:
 
     def _send(self, method: str, path: str, request: dict | None, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
         body = None if request is None else json.dumps(request).encode()
-        headers = {"Content-Type": "application/json"}
-        sent = urllib.request.Request(self.url + path, body, headers, method=method)
+        sent = urllib.request.Request(self.url + path, body, self._headers, method=method)
         try:
             with DIRECT.open(sent, timeout=timeout_s) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
             with error:
                 said = error.read().decode(errors="replace")
+            if error.code == UNAUTHORIZED:
+                raise EngineFailed("KEY", wrong_key(self.url)) from None
             raise EngineFailed("REFUSED", f"{self.url}{path} answered {error.code}: {said:.500}") from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", error)  # of what broke the connection, urllib tells only there
             if isinstance(why, TimeoutError):
                 raise EngineFailed("SLOW", f"{self.url}{path}: no answer within {timeout_s:g} s") from None
             raise EngineFailed("UNREACHABLE", f"{self.url}{path}: {why or type(why).__name__}") from None
+
+
+def wrong_key(url: str) -> str:
+    ours = "this process brings another" if secret(API_KEY) else "this process has none"
+    return (
+        f"{url} asks for an API key, and {ours}; give {API_KEY}, or a file that {API_KEY}_FILE names, the one that the "
+        "server was started with (--api-key)"
+    )
 
 
 def _text(reply: dict[str, Any], name: str) -> str:

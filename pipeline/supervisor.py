@@ -23,6 +23,7 @@ from pathlib import Path
 from pipeline import die_with_parent
 from pipeline.errors import HeadraceError
 from pipeline.log import event_of
+from pipeline.secrets import masked
 
 POLL_S = 0.05  # of a stop
 LOOK_S = 0.1  # of a wait
@@ -45,6 +46,7 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     grace_s: float = 10
     serves: bool = False
+    private: bool = False  # its log has secrets, and is for our own user alone
 
 
 @dataclass
@@ -105,6 +107,8 @@ class Supervisor:
             raise ProcessFailed(f"{program.name} runs already, as process {self.processes[program.name].popen.pid}")
         program.log.parent.mkdir(parents=True, exist_ok=True)
         with program.log.open("ab") as output:
+            if program.private:
+                os.fchmod(output.fileno(), 0o600)
             popen = subprocess.Popen(
                 [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid()), *program.argv],
                 stdin=subprocess.DEVNULL,
@@ -200,7 +204,7 @@ def log_end(log: Path, lines: int = 15) -> str:
         file.seek(max(0, log.stat().st_size - 16384))
         last = file.read().decode(errors="replace").splitlines()[-lines:]
         if last:
-            shown = [part for line in last for part in event_of(line).splitlines()]
+            shown = [part for line in last for part in event_of(masked(line)).splitlines()]
             return "\n".join([f"; the end of {log}:", *("    " + line for line in shown)])
     return f"; {log} is empty"
 

@@ -21,7 +21,9 @@ import numpy as np
 import orjson
 
 from pipeline import config
+from pipeline.engines import UNAUTHORIZED, wrong_key
 from pipeline.errors import HeadraceError
+from pipeline.secrets import authorization
 from pipeline.trajectory import Segment
 from pipeline.weights import Label
 
@@ -102,10 +104,11 @@ def new_rid() -> str:
 
 
 def connections() -> aiohttp.ClientSession:
-    """One for all engines of a process; as many connections as there are requests; nothing of what browsers want."""
+    """One for all engines of a process, with the key that they ask for; as many connections as there are requests;
+    nothing of what browsers want."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **authorization()},
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
         cookie_jar=aiohttp.DummyCookieJar(),
     )
@@ -171,6 +174,8 @@ class Engine:
             ) from None
         except aiohttp.ClientError as error:
             raise EngineGone(f"engine {self.name} at {self.url} is gone: {error}") from None
+        if status == UNAUTHORIZED:
+            raise EngineRefused(f"engine {self.name} at {wrong_key(self.url)}")
         if 400 <= status < 500:
             raise EngineRefused(f"engine {self.name} refused the request: {text[:500].decode(errors='replace')}")
         if status != 200:

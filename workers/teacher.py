@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 
 from pipeline import config
+from pipeline.engines import UNAUTHORIZED, wrong_key
 from pipeline.errors import ConfigError
 from workers.chat import Chat
 from workers.engine import Engine, sampling
@@ -37,6 +38,8 @@ class Teacher(Engine):
             timeout = aiohttp.ClientTimeout(total=TOKENIZE_S)
             async with self._http.post(f"{self.url}/tokenize", data=request, timeout=timeout) as response:
                 said = await response.read()
+                if response.status == UNAUTHORIZED:
+                    raise ConfigError(f"cold_start.teacher: {wrong_key(self.url)}")
             theirs = orjson.loads(said)["tokens"]
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
