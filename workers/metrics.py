@@ -4,11 +4,17 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.metrics import Family
 from workers.admission import OF_ONE_ENGINE, WAITS
+from workers.engine import EngineError
 from workers.worker import Worker
 
 OUTCOMES = ("placed", "surplus", "filtered", "refused")
 REFUSALS = sorted(OF_ONE_ENGINE | WAITS.keys() | {"PAUSED"})
 FAILED = "failed_"  # counts of failures by code
+# told before they happen, so that the first one is an increase; those of an environment's own come when they do
+CODES = (
+    *("setup_timeout", "step_timeout", "episode_timeout", "environment", "prompt_too_long", "truncated"),
+    *(kind.code.lower() for kind in (EngineError, *EngineError.__subclasses__())),
+)
 
 
 class WorkerMetrics:
@@ -32,7 +38,9 @@ class WorkerMetrics:
         yield self._one("counter", "tool_calls_total", "Tool calls of finished trajectories", counts["tool_calls"])
         entries = {outcome: counts[outcome] for outcome in OUTCOMES}
         yield self._by("entries_total", "Entries handed in", "outcome", entries)
-        failures = {name.removeprefix(FAILED): n for name, n in counts.copy().items() if name.startswith(FAILED)}
+        failures = dict.fromkeys(CODES, 0) | {
+            name.removeprefix(FAILED): n for name, n in counts.copy().items() if name.startswith(FAILED)
+        }
         yield self._by("failures_total", "Episodes that gave no trajectory", "code", failures)
         moved = {how: counts[how] for how in ("continued", "migrated")}
         help = "Replies that went on under other weights, or at another engine"
