@@ -14,8 +14,8 @@ import click
 from tests.bench.result import Result, markdown
 
 # A part is imported once it is asked for: a machine with a GPU may have neither Redis nor its client.
-ON_REDIS = ("scripts", "lifecycles", "tensors", "memory", "episodes", "sandbox")
-ALONE: tuple[str, ...] = ()
+ON_REDIS = ("scripts", "lifecycles", "tensors", "memory", "episodes", "sandbox", "publication", "idle")
+ALONE: tuple[str, ...] = ("update", "vocabulary")
 
 
 @click.command()
