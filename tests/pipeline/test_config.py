@@ -45,7 +45,7 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(toml):
     assert "buffers.max_stalenes: unknown key; did you mean 'max_staleness'?" in refusal(toml, "buffers.max_stalenes=1")
     assert "buffer: unknown key; did you mean 'buffers'?" in refusal(toml, "buffer.max_staleness=1")
     assert "eval.data.siz: unknown key; did you mean 'size'?" in refusal(toml, "eval.data.siz=1")
-    assert "publish.xyz: unknown key; known keys: at_once, every, policy, transport" in refusal(toml, "publish.xyz=1")
+    assert "publish.xyz: unknown key; known keys: at_once, bucket_mb, delta, every, policy, transport" in refusal(toml, "publish.xyz=1")
 
 
 @pytest.mark.parametrize(
