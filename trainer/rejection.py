@@ -49,7 +49,7 @@ def rejection_metrics(before: np.ndarray, after: np.ndarray, apart: list[tuple[f
     """
     had, tokens = before > 0, max(before.sum(), 1)
     return {
-        "rejected_fraction": float(1 - after.sum() / tokens),
+        "rejected_fraction": float((before.sum() - after.sum()) / tokens),
         "rejected_trajectories": float((after[had] == 0).sum() / max(had.sum(), 1)),
         "mismatch_kl": float(sum(total for total, _ in apart) / tokens),
         "mismatch_max": max(largest for _, largest in apart),
