@@ -45,7 +45,8 @@ def test_an_unknown_key_is_named_by_its_path_with_the_nearest_known_one(toml):
     assert "buffers.max_stalenes: unknown key; did you mean 'max_staleness'?" in refusal(toml, "buffers.max_stalenes=1")
     assert "buffer: unknown key; did you mean 'buffers'?" in refusal(toml, "buffer.max_staleness=1")
     assert "eval.data.siz: unknown key; did you mean 'size'?" in refusal(toml, "eval.data.siz=1")
-    assert "publish.xyz: unknown key; known keys: at_once, bucket_mb, delta, every, policy, transport" in refusal(toml, "publish.xyz=1")
+    keys = "at_once, bucket_mb, delta, every, policy, transport"
+    assert f"publish.xyz: unknown key; known keys: {keys}" in refusal(toml, "publish.xyz=1")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_impossible_settings_are_refused_with_the_reason(toml, overrides, said):
         (["loss.rejection_high=2.0"], "loss.rejection_high = 2.0 does nothing"),
         (["loss.reference=ewma"], "loss.reference = 'ewma' does nothing, because loss.kl is 0"),
         (["loss.kl=0.1", "loss.reference_decay=0.9"], 'because loss.reference is "initial", which stays'),
-        (["optimizer.min_lr=0.1"], "optimizer.min_lr = 0.1 does nothing, because optimizer.schedule is \"constant\""),
+        (["optimizer.min_lr=0.1"], 'optimizer.min_lr = 0.1 does nothing, because optimizer.schedule is "constant"'),
         (["optimizer.decay_steps=9"], "optimizer.decay_steps = 9 does nothing"),
         (["environment.name=mine.py:Mine", "environment.tool_memory_mb=64"], "environment.tool_memory_mb = 64 does"),
     ],

@@ -4,6 +4,7 @@ import redis
 from pipeline import evals, ports
 from pipeline.config import Config
 from pipeline.ledger_metrics import LedgerMetrics
+from tests.fixtures_ledger import Driver
 
 
 @pytest.fixture
@@ -100,3 +101,11 @@ def test_a_ledger_that_is_not_there_is_told_as_that(client, told):
     assert told(client) == {"headrace_ledger_up": {(): 0}}
     nobody = redis.Redis(port=ports.free()[0], retry=None)
     assert told(nobody) == {"headrace_ledger_up": {(): 0}}
+
+
+@pytest.mark.parametrize("role", ["coordinator", "viewer"])
+def test_who_may_look_may_read_all_of_it(redis_url, redis_users, run, told, role):
+    with redis.Redis.from_url(redis_url) as client:
+        Driver(client, run, batch_size=2).update()
+    found = told(redis_users[role])
+    assert found["headrace_ledger_up"] == {(): 1} and found["headrace_redis_memory_bytes"][()] > 0
