@@ -212,7 +212,15 @@ class LedgerView:
             )
         if not any(e["state"] == "ready" for e in status["engines"]):
             return f"{text}; no engine is ready"
+        if (version := self._evaluated()) is not None:
+            return f"{text}; the engines stay at version {version} until it is evaluated"
         return f"{text}; no worker has reserved"
+
+    def _evaluated(self) -> int | None:
+        """The version whose evaluation is not over."""
+        newest = self.client.zrange(keys.evaluations(self.run), -1, -1)
+        state = self.client.hget(keys.evaluation(self.run, int(newest[0])), "state") if newest else None
+        return int(newest[0]) if state in (b"requested", b"running") else None
 
 
 def _buffer(number: int, fields: dict[str, str], run: dict[str, str]) -> BufferView:

@@ -169,7 +169,7 @@ def reliability(axes, updates):
     axes.scatter([p[1] for p in parts], [p[2] for p in parts], areas, color=BLUE, zorder=3, label="area: trajectories")
     axes.set_xlim(-0.03, 1.03)
     axes.set_ylim(-0.03, 1.03)
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
 
 
 def calibration(axes, updates):

@@ -24,7 +24,7 @@ from pipeline.web import Server
 from tests.browser import MISSING, browser, chromium
 
 WIDTH, HEIGHT = 120, 34
-PAGE, TALL = (1280, 800), (1280, 1190)
+PAGE = (1280, 800)
 TOP = Path(__file__).parent.parent
 
 
@@ -51,8 +51,9 @@ def page(onlooker: Onlooker, run: str, path: Path) -> None:
             opened = await open_page(server.url, *PAGE)
             await opened.until("!document.getElementById('picture').hidden")
             await opened.screenshot(path)
+            end = await opened.evaluate("document.getElementById('events').getBoundingClientRect().top - 50")
         image = Image.open(path)  # without the events at its end, and in a few colours: a README loads it
-        image.crop((0, 0, *TALL)).quantize(256).save(path, optimize=True)
+        image.crop((0, 0, PAGE[0], round(end))).quantize(256).save(path, optimize=True)
 
     with Server(find_run(run), onlooker) as server:
         thread = threading.Thread(target=server.serve_forever)

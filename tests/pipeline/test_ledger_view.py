@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from pipeline import keys
+from pipeline import evals, keys
 from pipeline.coordinator import Coordinator, Refused
 from pipeline.errors import ConfigError
 from tests.fixtures_ledger import trajectory
@@ -59,6 +59,7 @@ def test_a_run_without_engines_or_trainer_says_so(client, run):
         (lambda d: d.c.stop("enough"), "stopped: enough"),
         (lambda d: d.c.mark_engine("e0", "loading", "version 1"), "0 in flight; no engine is ready"),
         (lambda d: d.finish(d.reserve()), "buffer 0: 1 of 2 occupied, 0 in flight; no worker has reserved"),
+        (lambda d: evals.request(d.client, d.run, 0), "the engines stay at version 0 until it is evaluated"),
         (
             lambda d: [d.reserve() for _ in range(2)],
             "2 in flight; memory is used up until the trainer's next checkpoint",
