@@ -71,9 +71,9 @@ class LedgerMetrics:
 
     def _evaluation(self) -> Iterator[Family]:
         client, run = self._ledger.client, self._ledger.run
-        newest = client.zrange(keys.evaluations(run), 0, 1, desc=True)  # the newest one may be going on
+        newest = client.zrange(keys.evaluations(run), -2, -1)  # the last one may be going on
         found = filter(None, (evals.read(client, run, int(version)) for version in newest))
-        for done in [evaluation for evaluation in found if evaluation.state == "done"][:1]:
+        for done in [evaluation for evaluation in found if evaluation.state == "done"][-1:]:
             yield gauge("headrace_evaluated_version", "Newest version that was evaluated", done.version)
             yield gauge("headrace_evaluation_success_ratio", "Its success on held-out problems", done.success)
             yield gauge("headrace_evaluation_stderr_ratio", "Standard error of that, over problems", done.stderr)
