@@ -1,25 +1,26 @@
 """`headrace doctor`: does this machine have what a run needs? One line a finding, with what to do about it.
 
+    here                Python, SGLang, the sandbox
+    doctor_redis.py     a server that runs already: will it keep the ledger, and from whom
+    doctor_machine.py   disk, memory, GPUs, ports, Docker Compose
+
 The sandbox is asked itself, in a process of its own: nothing in `pipeline` imports `workers`.
 """
 
-import os
-import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline import programs
+from pipeline import doctor_machine, doctor_redis, programs
 from pipeline.config import Config
 from pipeline.engine_processes import sglang_python
 from pipeline.errors import HeadraceError
-from pipeline.redis_server import connect, find_binary, find_url
+from pipeline.redis_server import RedisFailed, find_binary, find_url
 
-DISK_GB = 5
-MEMORY_GB = 4
+Finding = tuple[bool, str, str]
 SANDBOX = """
 import asyncio, sys
 from workers.sandbox import Limits, PythonSandbox
@@ -36,22 +37,38 @@ asyncio.run(main())
 
 def examine(config: Config | None = None) -> list[dict[str, Any]]:
     """check, ok, found, fix of every finding. config: of the run that is to be here; else any."""
+    return [_finding(name, check) for name, check in _checks(config)]
+
+
+def _checks(config: Config | None) -> Iterator[tuple[str, Callable[[], Finding]]]:
     python, url, preload = None, None, []
     if config is not None:
         python, url, preload = config.engines.python, config.redis.url, config.environment.tool_preload
-    checks = {
-        "python": _python,
-        "sglang": lambda: _sglang(python),
-        "redis": lambda: _redis(url),
-        "sandbox": lambda: _sandbox(preload),
-        "loopback": _loopback,
-        "disk": _disk,
-        "memory": _memory,
-    }
-    return [_finding(name, check) for name, check in checks.items()]
+    yield "python", _python
+    yield "sglang", lambda: _sglang(python)
+    if server := find_url(None, url):
+        try:
+            yield from doctor_redis.checks(server, config)
+        except RedisFailed as error:
+            yield "redis", partial(_fails, error)
+    else:
+        yield "redis", lambda: (True, str(find_binary()), "")
+    yield "sandbox", lambda: _sandbox(preload)
+    yield "loopback", doctor_machine.loopback
+    yield "disk", lambda: doctor_machine.disk(config)
+    yield "memory", doctor_machine.memory
+    yield "shared memory", lambda: doctor_machine.shared_memory(config)
+    yield "gpus", lambda: doctor_machine.gpus(config)
+    if config is not None:
+        yield "ports", lambda: doctor_machine.settings_ports(config)
+    yield "compose", doctor_machine.compose
 
 
-def _finding(name: str, check: Callable[[], tuple[bool, str, str]]) -> dict[str, Any]:
+def _fails(error: HeadraceError) -> Finding:
+    raise error
+
+
+def _finding(name: str, check: Callable[[], Finding]) -> dict[str, Any]:
     try:
         ok, found, fix = check()
     except HeadraceError as error:
@@ -59,26 +76,19 @@ def _finding(name: str, check: Callable[[], tuple[bool, str, str]]) -> dict[str,
     return {"check": name, "ok": ok, "found": found, "fix": fix}
 
 
-def _python() -> tuple[bool, str, str]:
+def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     return sys.version_info >= (3, 11), f"Python {version} ({sys.executable})", "install Python 3.11 or newer"
 
 
-def _sglang(given: Path | None) -> tuple[bool, str, str]:
+def _sglang(given: Path | None) -> Finding:
     python = sglang_python(given)
     question = "from importlib.metadata import version; print(version('sglang'))"
     answer = subprocess.run([python, "-P", "-c", question], capture_output=True, text=True, timeout=30)
     return answer.returncode == 0, f"SGLang {answer.stdout.strip()} ({python})", "`make setup` installs it"
 
 
-def _redis(given: str | None) -> tuple[bool, str, str]:
-    if url := find_url(None, given):
-        with connect(url):
-            return True, f"the server at {url} answers", ""
-    return True, str(find_binary()), ""
-
-
-def _sandbox(preload: list[str]) -> tuple[bool, str, str]:
+def _sandbox(preload: list[str]) -> Finding:
     answer = subprocess.run(
         [*programs.PYTHON, "-c", SANDBOX, *preload],
         capture_output=True,
@@ -95,25 +105,3 @@ def _sandbox(preload: list[str]) -> tuple[bool, str, str]:
         "Linux ≥ 5.13 with Landlock and seccomp, libseccomp2 and `pip install 'headrace[rollout]'`, or bubblewrap; "
         "environment.allow_unconfined = true runs tools without a sandbox",
     )
-
-
-def _loopback() -> tuple[bool, str, str]:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
-            return True, "127.0.0.1 takes connections", ""
-    except OSError as error:
-        return False, f"127.0.0.1: {error}", "bring the loopback interface up: `ip link set lo up`"
-
-
-def _disk() -> tuple[bool, str, str]:
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    return (
-        free >= DISK_GB,
-        f"{free:.0f} GB free here",
-        f"a run wants {DISK_GB} GB or more; free some, or set run.folder",
-    )
-
-
-def _memory() -> tuple[bool, str, str]:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return total >= MEMORY_GB, f"{total:.0f} GB of memory", f"the demo wants {MEMORY_GB} GB or more"

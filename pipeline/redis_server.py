@@ -124,7 +124,7 @@ def connect(url: str, timeout_s: float = 10) -> redis.Redis:
                     ) from None
                 if time.monotonic() > deadline:
                     raise RedisFailed(
-                        f"no Redis answers at {shown} ({error}): start it, or correct --redis, REDIS_URL or redis.url"
+                        f"no Redis answers at {shown} ({error}); start it, or correct --redis, REDIS_URL or redis.url"
                     ) from None
                 time.sleep(0.2)
 
