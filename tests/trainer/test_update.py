@@ -87,6 +87,7 @@ def test_packing_changes_nothing(tiny_model, one_rank, budget, layout):
 
 CASES = {
     "one step": {"budget": 150},
+    "one step again": {"budget": 150},
     "two steps": {"budget": 400, "minibatches": 2},
     "a few logits at a time": {"budget": 400, "logits": 7, "loss": {"entropy": 0.1}},
     "layers recomputed": {"budget": 150, "trainer": {"activation_checkpointing": True}},
@@ -113,6 +114,16 @@ def test_two_ranks_equal_one_so_no_rank_divides_by_its_own_tokens(tiny_model, tw
     same(two_ranks[case]["metrics"], metrics)
     assert distance(two_ranks[case]["gradients"], found) < 1e-5
     assert distance(two_ranks[case]["weights"], weights) < 1e-5
+
+
+def test_the_same_batch_on_as_many_ranks_gives_the_same_bits(tiny_model, two_ranks):
+    options = CASES["variant: KL to an EWMA, entropy"]
+    once, again = (gradients.compute(tiny_model, **options) for _ in range(2))
+    for ours, theirs in ((once, again), (two_ranks["one step"].values(), two_ranks["one step again"].values())):
+        assert [list(part) for part in ours] == [list(part) for part in theirs]
+        (metrics, *tensors), (others, *more) = ours, theirs
+        assert metrics == others
+        assert all(torch.equal(a[name], b[name]) for a, b in zip(tensors, more, strict=True) for name in a)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
