@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 REPORT_S = 0.5
+RATE_REPORTS = 10  # tokens a second are those between so many of them
 COMMANDS = {"truncate", "released", "drain"}  # events after which a renewal may bring one
 
 
@@ -207,7 +208,8 @@ class Worker:
 
     async def _report(self) -> None:
         """Say what this worker does and waits for, until it has ended."""
-        begun, tokens, rate = time.monotonic(), 0, 0
+        counted = deque([(time.monotonic(), 0)], RATE_REPORTS)  # entries finish in bursts
+        rate = 0
         while not self.ended.is_set():
             version = self.evaluations.version  # being evaluated: then this worker is busy, whatever else it waits for
             numbers = {"in_flight": self.in_flight, "tokens_s": rate, **self.counts}
@@ -216,9 +218,9 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPORT_S):
                     await self.ended.wait()
-            now = time.monotonic()
-            rate = round((self.counts["action_tokens"] - tokens) / (now - begun))
-            begun, tokens = now, self.counts["action_tokens"]
+            counted.append((time.monotonic(), self.counts["action_tokens"]))
+            (begun, before), (now, tokens) = counted[0], counted[-1]
+            rate = round((tokens - before) / (now - begun))
         await self.ledger(self.progress.done)
 
     def _waiting(self) -> str:
