@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import pytest
 import redis
@@ -12,6 +13,7 @@ import redis
 from pipeline import evals, jsonl, keys, reports, transfer, watch
 from pipeline.config import Config
 from pipeline.config_file import to_toml
+from pipeline.config_sections import Metrics
 from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.engines import Engine
@@ -342,10 +344,10 @@ def test_a_redis_that_lost_the_run_gets_it_again(config, client, run, start, pub
     until(lambda: ready_at(Coordinator(client, run)) == [0])
 
 
-def test_sigterm_ends_the_process_cleanly(config, redis_url, run, publish, scripted_engine):
+def test_the_process_serves_its_metrics_and_sigterm_ends_it_cleanly(config, redis_url, run, publish, scripted_engine):
     publish(0)
-    path = config.folder / "run.toml"
-    path.write_text(to_toml(config))
+    path, targets = config.folder / "run.toml", config.run.folder / ".prometheus"
+    path.write_text(to_toml(config.model_copy(update={"metrics": Metrics(port=0)})))
     command = [sys.executable, "-m", "pipeline.cli", "coordinator", str(path), "--engine", scripted_engine().url]
     environment = os.environ | {"REDIS_URL": redis_url}
     with (
@@ -353,6 +355,9 @@ def test_sigterm_ends_the_process_cleanly(config, redis_url, run, publish, scrip
         subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process,
     ):
         until(lambda: client.exists(f"hr:{{{run}}}") and ready_at(Coordinator(client, run)) == [0])
+        ((found,),) = (json.loads(path.read_text()) for path in targets.glob("*.json"))
+        with urllib.request.urlopen(f"http://{found['targets'][0]}/metrics", timeout=10) as reply:
+            assert f'headrace_engine_version{{engine="engine-0",run="{run}"}} 0.0' in reply.read().decode()
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=10)
     assert (
@@ -361,6 +366,7 @@ def test_sigterm_ends_the_process_cleanly(config, redis_url, run, publish, scrip
         and "engine=engine-0" in errors
         and "Traceback" not in errors
     )
+    assert not list(targets.iterdir())
 
 
 @pytest.mark.sglang

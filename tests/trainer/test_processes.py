@@ -1,9 +1,11 @@
 """Trainers as processes: signals, ranks, and what is refused at the start."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 
 from pipeline import checkpoint_folder
 from pipeline.redis_server import RedisServer, connect
@@ -13,6 +15,8 @@ from tests.trainer.runs import recorded, train, wait_until
 
 def test_sigkill_then_sigterm_of_a_real_trainer_lose_and_repeat_nothing(client, redis_url, run, tmp_path):
     config = make_run(tmp_path, run, total_steps=500, checkpoint_every=500)
+    with (config.folder / "run.toml").open("a") as file:
+        file.write("[metrics]\nport = 0\n")
     command = [sys.executable, "-W", "error", "-m", "trainer", str(config.folder / "run.toml"), "--redis", redis_url]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with Producer(client, config) as producer:
@@ -23,8 +27,12 @@ def test_sigkill_then_sigterm_of_a_real_trainer_lose_and_repeat_nothing(client, 
         killed = producer.ledger.versions()
         process = subprocess.Popen(command, env=environment)
         wait_until(lambda: producer.ledger.weights(max(killed) + 1))
+        ((found,),) = (json.loads(path.read_text()) for path in (tmp_path / ".prometheus").glob("*.json"))
+        with urllib.request.urlopen(f"http://{found['targets'][0]}/metrics", timeout=10) as reply:
+            assert f'headrace_loss{{run="{run}"}}' in reply.read().decode()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+        assert not list((tmp_path / ".prometheus").iterdir()), "that of the killed one, too"
         reached = int(checkpoint_folder.newest(config.folder / "checkpoints").name)
         assert reached > max(killed)
         assert [line["version"] for line in recorded(config)] == list(range(reached))
