@@ -57,6 +57,8 @@ def find(folder: Path, ranks: Ranks) -> Path | None:
     """The newest checkpoint in `folder` that is what was written. Damaged ones are set aside, and named in the log: the
     ledger keeps the batches since the one before the newest. Every rank calls it, and reads its share."""
     while path := ranks.on_first(lambda: checkpoint_folder.newest(folder)):
+        if ranks.first:
+            log.info("reading checkpoint %s, to see whether it is what was written", path.name)
         try:
             ranks.on_each(lambda path=path: checkpoint_folder.verify(path, _share(path, ranks)))
         except DamagedCheckpoint as damage:
@@ -130,23 +132,31 @@ class Writer:
         version, began = state["version"], time.monotonic()
         try:
             if draft is not None:
-                dcp.save(staged, checkpoint_id=draft, process_group=self._group)
-                files = self._digests_of_shards(draft)
+                files = self._write_shards(draft, staged)
                 if self._ranks.first:
                     self._finish(draft, state | {"parts": sorted(staged), "files": files}, prompts, previous)
-        except (Exception, CheckpointException) as error:  # of disks, storage writers, and gloo where a rank is gone
+        except Exception as error:  # of disks, and of gloo where a rank is gone
             raise CheckpointError(
                 f"checkpoint {self._folder / str(version)} cannot be written ({_reason(error)}): make room for it, or "
                 "see what ended another rank, then start the run again; it goes on from the checkpoint before"
             ) from None
         return Written(version, time.monotonic() - began)
 
-    def _digests_of_shards(self, draft: Path) -> dict[str, str]:
-        """Each rank reads what it wrote, which the system still has in memory."""
-        own = {path.name: checkpoint_folder.digest_of(path) for path in draft.glob(f"__{self._ranks.rank}_*")}
-        every: list[dict[str, str]] = [{}] * self._ranks.size
-        dist.all_gather_object(every, own, group=self._group)
-        return {name: digest for found in every for name, digest in found.items()}
+    def _write_shards(self, draft: Path, staged: dict[str, Any]) -> dict[str, str]:
+        """Each rank writes its own, and reads them again, which the system still has in memory; answers all digests.
+        What keeps one rank from it is every rank's error, so that none waits for another."""
+        own, error = {}, None
+        try:
+            dcp.save(staged, checkpoint_id=draft, process_group=self._group)
+            shards = draft.glob(f"__{self._ranks.rank}_*")
+            own = {path.name: checkpoint_folder.digest_of(path) for path in shards}
+        except (Exception, CheckpointException) as raised:  # of disks and storage writers
+            error = _reason(raised)
+        every: list[tuple[dict[str, str], str | None]] = [({}, None)] * self._ranks.size
+        dist.all_gather_object(every, (own, error), group=self._group)
+        if error := next((error for _, error in every if error), None):
+            raise CheckpointError(error)
+        return {name: digest for shards, _ in every for name, digest in shards.items()}
 
     def _finish(self, draft: Path, state: dict[str, Any], prompts, previous: list[Trajectory] | None) -> None:
         """All ranks have written their shards: the checkpoint gets its name, and those that are too old go."""
@@ -220,6 +230,8 @@ def _tensors(updater: Updater, parts: Collection[str] = ("model", "optimizer", "
 
 def _reason(error: BaseException) -> str:
     """One line; of several ranks' errors the first."""
+    if isinstance(error, CheckpointError):
+        return str(error)
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     said = str(error).strip().splitlines()

@@ -57,6 +57,7 @@ ranks = {ranks}
 minibatches = {minibatches}
 wait_timeout_s = 60
 archive = {archive}
+checkpoints_kept = {checkpoints_kept}
 
 [publish]
 every = {every}
@@ -66,6 +67,7 @@ DEFAULTS = {
     "max_staleness": 0,
     "batch_size": 4,
     "checkpoint_every": 2,
+    "checkpoints_kept": 2,
     "ranks": 1,
     "minibatches": 1,
     "every": 1,
@@ -123,11 +125,11 @@ class Producer(threading.Thread):
         self.ended, self.error, self.count = threading.Event(), None, 0
         self.quiet = threading.Lock()  # held by a test that must not be disturbed
 
-    def create(self):
+    def create(self, prompts=None):
         """What the coordinator process does, at its start and when Redis was emptied."""
         config = self.config
         self.ledger = Coordinator.create(self.client, config.run.name, config.ledger_settings, seed=1)
-        self.ledger.add_prompts({"id": f"p{i}"} for i in range(4 * config.buffers.batch_size))
+        self.ledger.add_prompts(prompts or [{"id": f"p{i}"} for i in range(4 * config.buffers.batch_size)])
 
     def run(self):
         try:

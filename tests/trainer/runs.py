@@ -1,19 +1,13 @@
 """A run is trained, killed, and looked at afterwards. A kill is an exception that nothing handles."""
 
-import contextlib
 import functools
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from pipeline import ports, weights
+from pipeline import weights
 from pipeline.redis_server import RedisFailed, patient
-from tests.trainer import stuck_disk
 from trainer.loop import Trainer
 from trainer.ranks import joined
 
@@ -92,33 +86,3 @@ def wait_until(condition, timeout_s=60):
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def started(config, redis_url, *how):
-    """The trainer's ranks as processes, killed at the end. how: of stuck_disk.py; none: a good disk."""
-    program = [stuck_disk.__file__, *how] if how else ["-m", "trainer"]
-    command = [sys.executable, *program, str(config.folder / "run.toml"), "--redis", redis_url]
-    size = config.trainer.ranks
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(stuck_disk.__file__).parents[2])}
-    environment |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.free()[0])}
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-
-
-def ended(ranks):
-    """What each rank wrote, and its exit code."""
-    return [(process.communicate(timeout=100)[1], process.returncode) for process in ranks]

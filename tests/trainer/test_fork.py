@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from pipeline import checkpoint_folder, first_values, weights
 from pipeline.config_file import load
-from pipeline.coordinator import Coordinator
 from pipeline.errors import ConfigError
 from pipeline.fork import fork
 from pipeline.watch import first_prompts
@@ -22,9 +21,7 @@ class OfItsProblems(Producer):
     """Its prompts are those of the run's data, as the coordinator adds them."""
 
     def create(self):
-        config = self.config
-        self.ledger = Coordinator.create(self.client, config.run.name, config.ledger_settings, seed=1)
-        self.ledger.add_prompts(first_prompts(config))
+        super().create(first_prompts(self.config))
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_a_trainer_that_is_stopped_writes_a_checkpoint(client, run, tmp_path, un
 
 
 def test_a_disk_that_is_full_ends_in_one_message_and_the_run_goes_on_later(client, run, tmp_path, uninterrupted):
-    config = make_run(tmp_path, run)
+    config = make_run(tmp_path, run, checkpoint_every=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fails_at(error, version, step):
@@ -107,7 +107,10 @@ def test_a_disk_that_is_full_ends_in_one_message_and_the_run_goes_on_later(clien
 
     with Producer(client, config):
         fails_at(PublishError, 1, "weights")
-        fails_at(checkpoint.CheckpointError, 2, "checkpoints")
+        fails_at(checkpoint.CheckpointError, 3, "checkpoints")
+        former = checkpoint_folder.newest(config.folder / "checkpoints")
+        assert former.name == "2"
+        checkpoint_folder.verify(former, checkpoint_folder.read_state(former)["files"])
         train(config, client)
     assert not list(config.folder.glob("*/.*.new"))
     assert (comparable(recorded(config)), last_weights(config)) == uninterrupted

@@ -11,17 +11,9 @@ from pipeline import checkpoint_folder, events, keys, trajectory_file
 from pipeline.config import Trainer as Settings
 from pipeline.redis_server import RedisServer
 from tests.trainer import gradients
+from tests.trainer.forked import ended, started
 from tests.trainer.ledger import Producer, make_run, trajectory
-from tests.trainer.runs import (
-    Killed,
-    comparable,
-    ended,
-    give_up_on_redis,
-    recorded,
-    started,
-    train,
-    trainer_that_loses,
-)
+from tests.trainer.runs import Killed, comparable, give_up_on_redis, recorded, train, trainer_that_loses
 from trainer import loop
 from trainer.loop import Trainer
 from trainer.ranks import joined

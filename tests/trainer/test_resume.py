@@ -1,9 +1,12 @@
 """Killed at any point and started again, a trainer computes the same; batches that were fetched ahead are not lost."""
 
 import json
+import random
 import threading
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline import checkpoint_folder, events, keys
@@ -189,7 +192,7 @@ class KilledInAnUpdate(Gated):
 
     def _busy(self, **numbers):
         super()._busy(**numbers)
-        if self.version == 1:
+        if numbers["update"].startswith("1 on"):
             self._until_fetched(2)
             raise Killed
 
@@ -222,3 +225,20 @@ def test_a_batch_that_was_fetched_ahead_is_not_lost_with_the_trainer(
     assert [line["version"] for line in recorded(config)] == [0, 1, 2, 3]
     events.archive(client, run, config.folder / "events.jsonl")
     assert audit(config, redis_url).clean
+
+
+def test_training_draws_no_random_number_so_no_generator_is_part_of_a_checkpoint(client, run, tmp_path):
+    def generators():
+        return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
+
+    class Looks(Trainer):
+        def _next_batch(self):
+            found.append(generators())
+            return super()._next_batch()
+
+    found = []
+    loss = 'kl = 0.1\nrejection = "token"\nrejection_high = 0.5\nentropy = 0.01'
+    config = make_run(tmp_path, run, loss=loss, minibatches=2, evidence="receipt")
+    with Producer(client, config):
+        train(config, client, kind=Looks)
+    assert len(found) == 4 and all(state == found[0] for state in [*found, generators()])
