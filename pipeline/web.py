@@ -22,6 +22,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.alarms import alarms
 from pipeline.config import Config
 from pipeline.doing import doing, happened
 from pipeline.errors import HeadraceError
@@ -114,7 +115,7 @@ def _snapshot(s: Snapshot) -> dict[str, Any]:
         "version": s.version,
         "elapsed_s": round(s.elapsed_s),
         "waiting": s.status["waiting"],
-        "memory_full": s.status["memory_full"],
+        "alarms": alarms(s.last),
         "reward": s.mean_reward(),
         "generated": s.tokens_per_second,
         "trained": s.last.get("tokens_per_second"),

@@ -35,6 +35,7 @@ def snapshot(new_run, client, run):
     Progress(client, run, "trainer", "trainer").waiting("buffer 1: 1 of 4 occupied, 2 in flight")
     for version in range(40):
         line = {"version": version, "reward": version / 40, "staleness": {"0": 1, "2": 3}, "mismatch_kl": 1e-4}
+        line |= {"skipped": 2 if version == 39 else 0}
         line |= {"mean_length": 40 + version % 5, "brier": 0.2, "entropy": float("nan"), "tokens_per_second": 800.0}
         timed = {"seconds": 2.0, "step_seconds": 1.5, "wait_seconds": {"ready": 0.5, "publish": 0.0}}
         record_metrics(client, run, line | timed)
@@ -92,6 +93,7 @@ def test_the_page_is_told_what_the_ledger_holds(snapshot, serve):
         "no worker has claimed it",
     )
     assert [u["reward"] for u in found["updates"]] == [v / 40 for v in range(40)]
+    assert found["alarms"] and "skipped in update 39" in found["alarms"][0]
     assert found["updates"][0]["entropy"] is None, "JSON has no NaN"
 
 
