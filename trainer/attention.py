@@ -65,6 +65,17 @@ def suit(model: PreTrainedModel, device: torch.device) -> Layout:
     return "rows" if same(second(rows=1)) else "alone"
 
 
+def described(model: PreTrainedModel, layout: Layout, device: torch.device, dtype: str) -> str:
+    """The attention that `suit` chose, for the log; dtype: that the model computes in."""
+    if layout == "flat":
+        kernel = (
+            "sdpa, trajectory by trajectory" if device.type == "cpu" or dtype == "float32" else "torch's varlen kernel"
+        )
+        return f"{kernel}; no mask, nothing padded"
+    rows = "side by side in rows, with a mask" if layout == "rows" else "a row for each, padded"
+    return f"the model's own ({model.config._attn_implementation}); trajectories {rows}"
+
+
 def borders(lengths: Sequence[int], device: torch.device) -> dict:
     """The arguments of a model's forward that say how long each trajectory in the row is."""
     ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)

@@ -6,6 +6,7 @@
 What killed trainers left unfinished is deleted.
 """
 
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from pipeline import checkpoint_folder
 from pipeline.config import Config
 from pipeline.weights import read_manifest
 from trainer import checkpoint
-from trainer.attention import suit
+from trainer.attention import described, suit
 from trainer.initial_weights import fill
 from trainer.model import recompute_layers
 from trainer.publish import remove_drafts
@@ -23,6 +24,8 @@ from trainer.reference import make_reference
 from trainer.sharding import sharded
 from trainer.step import make_optimizer
 from trainer.update import Updater
+
+log = logging.getLogger(__name__)
 
 
 class Resumed(NamedTuple):
@@ -68,4 +71,6 @@ def make_updater(base: Path, config: Config, ranks: Ranks, found: Path | None = 
             fill(model, base, ranks)
         updater.layout = suit(model, ranks.device)
         model.reshard()  # which otherwise a backward pass does
+    if ranks.first:
+        log.info("attention: %s", described(policy, updater.layout, ranks.device, config.model.dtype))
     return updater

@@ -1,5 +1,7 @@
 """Which models take trajectories that share one row, and that none of these sees another."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from transformers import (
 
 from tests.trainer.ledger import trajectory
 from tests.trainer.test_model import SHAPES, SIZES, Largest, packed, plain, random_model
-from trainer.attention import NAME, AttentionUnsuitable, attend, borders, suit
+from trainer.attention import NAME, AttentionUnsuitable, attend, borders, described, suit
 from trainer.model import action_logprobs
 from trainer.packing import pack
 
@@ -45,6 +47,9 @@ def check(model, layouts):
     expected, layout = plain(model, trajectories), suit(model, model.device)
     assert layout in layouts
     assert (model.config._attn_implementation == NAME) == (layout == "flat")
+    said = described(model, layout, model.device, "float32")
+    assert said.startswith("sdpa, trajectory by trajectory") if layout == "flat" else "the model's own (" in said
+    assert NAME not in json.dumps(model.config.to_dict()), "nothing of it is published"
     for ours, its in zip(packed(model, trajectories, 4096, layout=layout), expected, strict=True):
         np.testing.assert_allclose(ours, its, atol=1e-5)
 
