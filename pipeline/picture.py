@@ -31,7 +31,7 @@ def render(s: Snapshot, height: int = 24, width: int = 80, said: str = "", alarm
     if said:
         line = Text(said, "bold red" if alarm else "bold")
     lines = [head(s, width), line, *(Text(warning, "bold red") for warning in alarms(s.last))]
-    rows = height - len(lines) - 1
+    rows = max(0, height - len(lines) - 1)
     grid = Table.grid(expand=False)
     if width < WIDE:
         grid.add_column(no_wrap=True, overflow="ellipsis")

@@ -41,6 +41,11 @@ def test_the_picture_fills_its_screen_and_no_more(snapshot, width, height):
     assert len(lines) < height and max(map(len, lines)) <= width
 
 
+@pytest.mark.parametrize(("width", "height"), [(20, 5), (140, 2), (140, 10), (300, 8)])
+def test_a_screen_that_is_too_small_is_cut_and_no_error(snapshot, width, height):
+    assert "headrace" in text(snapshot, width, height)
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40)])
 def test_the_picture_says_who_does_what_and_what_is_waited_for(snapshot, width, height):
     shown = text(snapshot, width, height)
