@@ -1,7 +1,7 @@
 """Log-probs and entropy of tokens from hidden states: never [tokens, vocabulary] at once, neither forward nor backward.
 
-    hidden [n, H] ─┬─ [r, H] ─▶ logits [r, V] ─▶ log p(target), entropy, log Σ exp                        r · V <= CELLS
-                   └─ …                            └─ [n] each, all that is kept for the backward pass:
+    hidden [n, H] ─┬─ [r, H] ─▶ logits [r, V] ─▶ log p(target), entropy                                   r · V <= CELLS
+                   └─ …                            └─ [n] each, nothing else is kept for the backward pass:
                       [r, H] ─▶ logits [r, V], once more ─▶ ∂logits ─┬▶ ∂hidden [r, H]
                                                                      └▶ ∂weight [V, H] += …
     ∂logits · temperature = (onehot(target) - p) ∂logprob - p (log p + entropy) ∂entropy
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 
-CELLS = {"cpu": 2**23, "cuda": 2**28}  # logits at once: 32 MiB, which malloc keeps; 1 GiB on a device of many
+CELLS = {"cpu": 2**23, "cuda": 2**27}  # logits at once: 32 MiB, which malloc keeps; 512 MiB, of a GPU
 
 Logits = Callable[[torch.Tensor], torch.Tensor]  # [r, H] -> [r, V]
 
@@ -45,47 +45,51 @@ class _Logprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits_of, head, options, targets, hidden, *weights):
         temperature, entropy_gradient, rows = options
-        logprobs, entropy, normalizers = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
-        parts = (tensor.split(rows) for tensor in (hidden, targets, logprobs, entropy, normalizers))
-        for own, wanted, logprob, spread, normalizer in zip(*parts, strict=True):
-            logits = logits_of(own).float().div_(temperature)
-            highest = logits.amax(-1)
-            p = logits.sub_(highest[:, None]).exp()
-            total = p.sum(-1)
-            logprob.copy_(logits.gather(-1, wanted[:, None]).squeeze(-1) - total.log())
-            spread.copy_(total.log() - torch.einsum("rv,rv->r", p, logits) / total)
-            normalizer.copy_(total.log() + highest)
+        logprobs, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
+        parts = (tensor.split(rows) for tensor in (hidden, targets, logprobs, entropy))
+        for own, wanted, logprob, spread in zip(*parts, strict=True):
+            logs = _log_softmax(logits_of(own), temperature)
+            logprob.copy_(logs.gather(-1, wanted[:, None]).squeeze(-1))
+            spread.copy_(-torch.einsum("rv,rv->r", logs.exp(), logs))
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
-        ctx.save_for_backward(targets, entropy, normalizers, hidden, *weights)
+        ctx.save_for_backward(targets, entropy, hidden, *weights)
         ctx.how = logits_of, head, options
         return logprobs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, of_logprobs, of_entropy):
-        targets, entropy, normalizers, hidden, *weights = ctx.saved_tensors
+        targets, entropy, hidden, *weights = ctx.saved_tensors
         logits_of, head, (temperature, entropy_gradient, rows) = ctx.how
         of_hidden = torch.empty_like(hidden)
         sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-        tensors = hidden, of_hidden, targets, entropy, normalizers, of_logprobs, of_entropy
-        for own, out, wanted, spread, *numbers in zip(*(tensor.split(rows) for tensor in tensors), strict=True):
-            normalizer, g, of_spread = (number[:, None] for number in numbers)
+        numbers = (
+            number[:, None] for number in (targets, entropy, of_logprobs / temperature, of_entropy / temperature)
+        )
+        parts = (tensor.split(rows) for tensor in (hidden, of_hidden, *numbers))
+        for own, out, wanted, spread, of_logprob, of_spread in zip(*parts, strict=True):
             with torch.enable_grad(), _summing(head, sums[0]):
                 own = own.detach().requires_grad_()
                 logits = logits_of(own)
-            logs = (logits.detach().float() / temperature).sub_(normalizer)
-            gradient = logs.exp()
-            gradient.mul_(-g - of_spread * logs.add_(spread[:, None]) if entropy_gradient else -g)
-            gradient.scatter_add_(-1, wanted[:, None], g).div_(temperature)
-            del logs
-            found = torch.autograd.grad(logits, [own, *weights], gradient.to(logits.dtype), allow_unused=True)
+            logs = _log_softmax(logits.detach(), temperature)
+            p = logs.exp() if entropy_gradient else logs.exp_()
+            weight = -of_logprob - of_spread * logs.add_(spread) if entropy_gradient else -of_logprob
+            gradient = torch.mul(p, weight, out=torch.empty_like(logits.detach()))
+            gradient.scatter_add_(-1, wanted, of_logprob.to(gradient.dtype))
+            del logs, p, weight
+            found = torch.autograd.grad(logits, [own, *weights], gradient, allow_unused=True)
             out.copy_(found[0])
             for total, more in zip(sums, found[1:], strict=True):
                 if more is not None:
                     total.add_(more)
         of_weights = [total.to(weight.dtype) for total, weight in zip(sums, weights, strict=True)]
         return None, None, None, None, of_hidden, *of_weights
+
+
+def _log_softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """[r, V] float32, one pass over them if nothing is to be tempered."""
+    return torch.log_softmax(logits if temperature == 1 else logits.float() / temperature, -1, dtype=torch.float32)
 
 
 @contextmanager
