@@ -15,7 +15,7 @@ from tests.bench.result import Result, markdown
 
 # A part is imported once it is asked for: a machine with a GPU may have neither Redis nor its client.
 ON_REDIS = ("scripts", "lifecycles", "tensors", "memory", "episodes", "sandbox", "publication", "idle")
-ALONE: tuple[str, ...] = ("update", "vocabulary")
+ALONE: tuple[str, ...] = ("update", "vocabulary", "gpu")
 
 
 @click.command()
