@@ -10,7 +10,9 @@ import base64
 import contextlib
 import functools
 import itertools
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -73,7 +75,8 @@ class Page:
 async def browser():
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         argv = [chromium(), *FLAGS.split(), f"--user-data-dir={profile}"]
-        with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        # a group of its own: what is on PATH may be a shell script, which would leave Chromium behind
+        with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0) as process:
             try:
                 port = Path(profile) / "DevToolsActivePort"  # written when it listens
                 async with asyncio.timeout(START_S):
@@ -84,11 +87,7 @@ async def browser():
                 async with aiohttp.ClientSession() as http:
                     yield functools.partial(open_page, http, at)
             finally:
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 async def open_page(

@@ -74,7 +74,7 @@ def test_every_kind_of_event_is_described_with_its_fields():
     described = re.findall(
         r"^    (\w+) +(\w+(?: \w+)*)", events.__doc__.partition("fields of its kind:")[2], re.MULTILINE
     )
-    scripts = "".join(path.read_text() for path in files("pipeline").joinpath("lua").iterdir())
+    scripts = "".join(path.read_text() for path in files("pipeline").joinpath("lua").glob("*.lua"))
     calls = re.findall(r"record\('(\w+)'(.*?)\)(?: end)?$", scripts, re.MULTILINE | re.DOTALL)
     recorded = {kind: re.findall(r"'(\w+)'", rest) for kind, rest in calls}
     elsewhere = {"created", "surplus", "filtered"}  # create.lua has no `record` yet, Occupy's kind is a variable
