@@ -54,14 +54,16 @@ class _Logprobs(torch.autograd.Function):
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         ctx.save_for_backward(targets, entropy, hidden, *weights)
-        ctx.how = logits_of, head, options
+        kind = hidden.device.type
+        cast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        ctx.how = logits_of, head, options, cast
         return logprobs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, of_logprobs, of_entropy):
         targets, entropy, hidden, *weights = ctx.saved_tensors
-        logits_of, head, (temperature, entropy_gradient, rows) = ctx.how
+        logits_of, head, (temperature, entropy_gradient, rows), cast = ctx.how
         of_hidden = torch.empty_like(hidden)
         sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
         numbers = (
@@ -69,7 +71,7 @@ class _Logprobs(torch.autograd.Function):
         )
         parts = (tensor.split(rows) for tensor in (hidden, of_hidden, *numbers))
         for own, out, wanted, spread, of_logprob, of_spread in zip(*parts, strict=True):
-            with torch.enable_grad(), _summing(head, sums[0]):
+            with torch.enable_grad(), cast, _summing(head, sums[0]):
                 own = own.detach().requires_grad_()
                 logits = logits_of(own)
             logs = _log_softmax(logits.detach(), temperature)
@@ -120,5 +122,5 @@ class _Summed(torch.autograd.Function):
         if rows.dtype == ctx.total.dtype:
             ctx.total.addmm_(rows.T, columns)
         else:  # of 16 bits: summed in float32 all the same
-            ctx.total.add_(rows.T @ columns)
-        return gradient @ weight, None, None
+            ctx.total.add_(rows.T @ columns.to(rows.dtype))
+        return gradient @ weight.to(gradient.dtype), None, None

@@ -79,6 +79,21 @@ def test_in_16_bits_the_gradient_of_the_head_is_summed_in_32():
     assert (by_row - exact).norm() < 1.2 * (once - exact).norm() + 1e-3 * exact.norm()
 
 
+@pytest.mark.parametrize("kind", HEADS)
+def test_under_autocast_the_backward_pass_computes_what_the_forward_pass_did(kind):
+    layer, hidden, targets = drawn(kind)
+    exact = computed(layer, hidden, targets, 7, True, cap=lambda logits: logits)
+    exact_gradients = [gradient.clone() for gradient in exact[2]]
+    layer.zero_grad()
+    others = [weight for weight in layer.parameters() if weight is not layer.weight]
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs, entropy = logprobs_of(layer, layer, others, hidden.requires_grad_(), targets, 0.7, True)
+    assert 1e-5 < (logprobs - exact[0]).abs().max() < 0.1
+    for ours, its in zip(gradients(layer, hidden, logprobs, entropy, True), exact_gradients, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - its).norm() < 0.02 * its.norm()
+
+
 def test_no_rows_have_no_gradient():
     layer, hidden, targets = drawn("linear")
     logprobs, entropy = logprobs_of(layer, layer, [], hidden[:0].requires_grad_(), targets[:0], 1.0, True)
