@@ -49,16 +49,36 @@ def load(path: Path) -> PreTrainedModel:
         raise ModelError(f"model folder {path}: no *.safetensors file in it; copy the weights there, or {advice}")
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
         )
     except Exception as error:  # transformers, safetensors and json each raise their own kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"model folder {path} cannot be loaded ({reason}); copy it again whole, or {advice}"
         ) from error
+    _check(path, found, advice)
     # No dropout: the ratio to the policy that sampled must be the only thing that varies.
     return model.eval()
+
+
+def _check(path: Path, found: dict, advice: str) -> None:
+    """What transformers would make up or leave out instead is an error that names it."""
+    mismatched = {name for name, *_ in found["mismatched_keys"]}
+    wrong = {
+        "of another shape than config.json says": mismatched,
+        "missing": set(found["missing_keys"]) - mismatched,
+        "there that the model has no place for": set(found["unexpected_keys"]),
+    }
+    for how, names in wrong.items():
+        if names:
+            listed = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise ModelError(f"model folder {path}: weights are {how}: {listed}; copy it again whole, or {advice}")
 
 
 def action_logprobs(
