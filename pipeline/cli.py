@@ -183,14 +183,14 @@ def worker(run_toml, overrides, name, redis_url):
 @overrides_argument
 @redis_option
 def train(run_toml, overrides, redis_url):
-    """The trainer, with torchrun when it has several ranks."""
+    """The trainer, with torchrun when it has several ranks; on each node, if trainer.nodes says that there are more."""
     from pipeline import programs
     from pipeline.config_file import load
 
     _with_redis(redis_url)
     config = load(_resolved(run_toml, overrides))
-    variables = programs.environment(config.trainer.threads, config.trainer.gpus)
-    programs.become(programs.trainer_argv(config), variables)
+    argv = programs.trainer_argv(config, config.trainer.max_restarts)
+    programs.become(argv, programs.trainer_environment(config))
 
 
 @cli.command("cold-start")

@@ -86,19 +86,43 @@ def worker(config: Config, name: str, redis_url: str) -> Program:
 
 
 def trainer(config: Config, redis_url: str) -> Program:
-    variables = environment(config.trainer.threads, config.trainer.gpus, redis_url)
-    return Program("trainer", trainer_argv(config), log_of(config, "trainer"), variables, TRAINER_GRACE_S)
+    # who supervises starts a trainer of one node again; no other node's torchrun would notice
+    restarts = config.trainer.max_restarts if config.trainer.nodes > 1 else 0
+    argv = trainer_argv(config, restarts)
+    variables = trainer_environment(config, redis_url)
+    return Program("trainer", argv, log_of(config, "trainer"), variables, TRAINER_GRACE_S)
 
 
-def trainer_argv(config: Config) -> list[str]:
-    """One rank is an ordinary process; torchrun, which costs a second import of torch, starts several."""
+def trainer_environment(config: Config, redis_url: str | None = None) -> dict[str, str]:
+    # With one store for all restarts, ranks of a node that did not fail find the addresses of those that have died.
+    fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return environment(config.trainer.threads, config.trainer.gpus, redis_url) | fresh
+
+
+def trainer_argv(config: Config, restarts: int) -> list[str]:
+    """One rank is an ordinary process; torchrun, which costs a second import of torch, starts several.
+
+    restarts: how often torchrun starts all ranks again, on all nodes, because one has died.
+    """
+    trainer = config.trainer
     rank = [*PYTHON, "-m", "trainer", str(run_toml(config))]
-    if config.trainer.ranks == 1:
+    if trainer.ranks == 1:
         return rank
-    torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    torchrun = [*PYTHON, "-m", "torch.distributed.run", *_meeting(config)]
+    torchrun += ["--nproc-per-node", str(trainer.ranks // trainer.nodes), "--max-restarts", str(restarts)]
+    torchrun += ["--shutdown-timeout", str(TRAINER_GRACE_S)]  # after a SIGTERM; its default of 30 s ends in SIGKILL
     # torchrun puts each rank into a session of its own, out of reach of a signal to our group
     guard = ["--no-python", sys.executable, "-S", "-E", die_with_parent.__file__, "0"]
-    return [*torchrun, "--nproc-per-node", str(config.trainer.ranks), *guard, *rank]
+    return [*torchrun, *guard, *rank]
+
+
+def _meeting(config: Config) -> list[str]:
+    """Where the torchruns of all nodes meet. Who is rank 0 they settle there; the run's folder is the same for all."""
+    nodes, place = config.trainer.nodes, config.trainer.rendezvous
+    if nodes == 1:
+        return ["--standalone", "--local-addr", "127.0.0.1"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", config.run.name]
+    return ["--nnodes", str(nodes), *meeting]
 
 
 def inherited(variables: dict[str, str]) -> dict[str, str]:

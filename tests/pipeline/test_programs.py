@@ -20,7 +20,18 @@ def test_engines_and_trainer_see_their_own_gpus_and_nobody_else_sees_any(sglang_
     assert programs.trainer(config, "redis://").env["CUDA_VISIBLE_DEVICES"] == "4,5"
     assert programs.cold_start(config).env["CUDA_VISIBLE_DEVICES"] == "4"
     assert programs.worker(config, "worker-0", "redis://").env["CUDA_VISIBLE_DEVICES"] == ""
-    assert "torch.distributed.run" in programs.trainer_argv(config)
+    assert "torch.distributed.run" in programs.trainer_argv(config, restarts=0)
+
+
+def test_torchrun_restarts_ranks_where_nobody_else_does():
+    """`headrace up` starts a trainer again by itself, unless ranks on other nodes must start with it."""
+    meeting = {"nodes": 2, "rendezvous": "node-0:29500", "max_restarts": 5}
+    one, two = (config_of(trainer={"ranks": 4} | more) for more in ({}, meeting))
+    line = " ".join(programs.trainer(one, "redis://").argv)
+    assert "--standalone" in line and "--nproc-per-node 4 --max-restarts 0 --shutdown-timeout 600" in line
+    line = " ".join(programs.trainer(two, "redis://").argv)
+    assert "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-0:29500 --rdzv-id" in line
+    assert "--nproc-per-node 2 --max-restarts 5" in line and "--standalone" not in line
 
 
 def test_an_engine_on_a_cpu_is_the_same_server_with_what_it_needs_there(sglang_stand_in):
