@@ -15,10 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutations import of_advantage, of_pipeline, of_trainer, of_workers
+from tests.mutations import of_advantage, of_checkpoints, of_numerics, of_pipeline, of_trainer, of_workers
 from tests.mutations.mutation import ROOT, Mutation, patched
 
-MUTATIONS = [m for of in (of_advantage, of_pipeline, of_trainer, of_workers) for m in of.MUTATIONS]
+ROOMS = (of_advantage, of_checkpoints, of_numerics, of_pipeline, of_trainer, of_workers)
+MUTATIONS = [mutation for room in ROOMS for mutation in room.MUTATIONS]
 FOLDERS = ["advantage", "pipeline", "trainer", "workers", "tests"]
 
 

@@ -26,11 +26,11 @@ class OfItsProblems(Producer):
 
 @pytest.fixture
 def parent(client, run, tmp_path):
-    """Four updates, with checkpoints 2 and 4; and the evidence that its ledger had at the end."""
+    """Four updates, with checkpoints 2 and 4; and the evidence that the last one has."""
     config = make_run(tmp_path, run)
-    with OfItsProblems(client, config) as producer:
+    with OfItsProblems(client, config):
         train(config, client)
-    return config, {prompt["id"]: prompt for prompt in producer.ledger.evidence()}
+    return config, checkpoint_folder.read_prompts(config.folder / "checkpoints")
 
 
 def child_of(config, *overrides, version=None):
@@ -53,16 +53,28 @@ def test_a_fork_goes_on_with_policy_optimizer_and_evidence_and_its_own_settings(
     assert told["optimizer"] == "goes on" and told["values"] == "of 16 prompts go along"
     assert weights.verify_files(child.model_path).version == 0
     assert first_values.missing(child) == []
-    with OfItsProblems(client, child) as producer:
-        first = {prompt["id"]: prompt["value"] for prompt in producer.ledger.prompts()}
+    producer = OfItsProblems(client, child)
+    first = {prompt["id"]: prompt["value"] for prompt in producer.ledger.prompts()}
+    with producer:
         trainer = train(child, client)
-    assert first == {id: p["alpha"] / (p["alpha"] + p["beta"]) for id, p in evidence.items()}
+    assert first == {id: pytest.approx(p["alpha"] / (p["alpha"] + p["beta"])) for id, p in evidence.items()}
     before, after = tensors(published(config, 4)), tensors(child.model_path)
     assert all(torch.equal(before[name], after[name]) for name in before)
     steps = {int(state["step"]) for state in trainer.updater.optimizer.state.values()}
     assert steps == {6}, "four of the parent's and two of its own"
     assert [line["lr"] for line in recorded(child)] == [1e-4, 1e-4]
     assert {group["lr"] for group in trainer.updater.optimizer.param_groups} == {1e-4}
+
+
+def test_evidence_is_as_faded_as_it_was(parent):
+    """Of a fork from checkpoint 4, policy event 4: what was finished before has faded by ρ for each event since."""
+    config, kept = parent
+    child, _ = child_of(config)
+    found, rho = checkpoint_folder.read_prompts(child.folder / "checkpoints"), config.advantage.rho
+    assert len({prompt["event"] for prompt in kept.values()}) > 1
+    for id, prompt in found.items():
+        faded = rho ** (3 - kept[id]["event"])  # version 4 is not out when checkpoint 4 is written
+        assert (prompt["alpha"], prompt["event"]) == (pytest.approx(kept[id]["alpha"] * faded), 0)
 
 
 def test_a_fork_of_a_version_whose_weights_are_gone_has_them_from_its_checkpoint(parent):
