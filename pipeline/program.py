@@ -18,6 +18,7 @@ import redis
 
 from pipeline.errors import ConfigError, HeadraceError, OtherSettings
 from pipeline.log import is_set_up
+from pipeline.redis_server import trouble
 from pipeline.secrets import masked
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def run(main: Callable[[], None]) -> NoReturn:
     except HeadraceError as error:
         _end(1, str(error))
     except redis.RedisError as error:
-        _end(1, f"the run's Redis does not answer: {error}; start it again, then this program: it goes on from there")
+        _end(1, trouble(error))
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise

@@ -129,6 +129,24 @@ def connect(url: str, timeout_s: float = 10) -> redis.Redis:
                 time.sleep(0.2)
 
 
+def refuses(error: Exception) -> bool:
+    """Whether Redis says that this user may not do that, of a command or of a script's call."""
+    if isinstance(error, redis.exceptions.ExecAbortError):  # what was refused within MULTI is the reason that it gives
+        error = error.__context__
+    in_script = ("ACL failure in script", "The user executing the script can't")  # Valkey's words, and Redis 7.0's
+    return isinstance(error, redis.exceptions.NoPermissionError) or str(error).startswith(in_script)
+
+
+def trouble(error: redis.RedisError) -> str:
+    """What ended a program or a command, and what to do about it."""
+    if refuses(error):
+        return (
+            f"Redis refuses this to the user that this process is: {error}; give it the user of its role in REDIS_URL, "
+            "which docker/users.acl has with what each may do"
+        )
+    return f"the run's Redis does not answer as it should: {error}; start it again, then this: it goes on from there"
+
+
 def patient(
     call: Callable[[], Answer],
     away_s: float = REDIS_AWAY_S,

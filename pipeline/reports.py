@@ -23,7 +23,7 @@ from pipeline.doing import doing
 from pipeline.errors import HeadraceError
 from pipeline.programs import TRAINER_GRACE_S
 from pipeline.progress import last_metrics, read_processes, read_shares
-from pipeline.redis_server import RedisServer, connect, find_url
+from pipeline.redis_server import RedisServer, connect, find_url, trouble
 from pipeline.run_folder import find_run, holder_of, locked
 from pipeline.run_state import run_state
 from pipeline.secrets import masked
@@ -56,7 +56,7 @@ def ledger_of(
         try:
             yield Coordinator(client, config.run.name)
         except redis.RedisError as error:
-            raise HeadraceError(f"Redis at {masked(url)} does not answer as it should: {error}") from None
+            raise HeadraceError(f"{masked(url)}: {trouble(error)}") from None
 
 
 @contextlib.contextmanager

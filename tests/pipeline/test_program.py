@@ -31,6 +31,12 @@ def test_what_ends_a_program_is_one_message_and_a_code(error, code, capsys):
     assert str(error) in capsys.readouterr().err
 
 
+def test_a_process_with_another_roles_user_is_told_so(capsys):
+    with pytest.raises(SystemExit):
+        run(raising(redis.exceptions.NoPermissionError("User viewer has no permissions to run the 'evalsha' command")))
+    assert "give it the user of its role in REDIS_URL" in capsys.readouterr().err
+
+
 def test_only_the_first_rank_says_it(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit) as ended:

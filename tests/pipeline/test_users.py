@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
-from redis.exceptions import ExecAbortError, NoPermissionError, NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from pipeline import evals, keys, transfer
 from pipeline.coordinator import Coordinator, Placed, Published, Reservation
 from pipeline.progress import Progress, read_processes, record_metrics
-from pipeline.redis_server import connect, find_binary, patient
+from pipeline.redis_server import connect, find_binary, patient, refuses
 from tests.fixtures_ledger import ENGINE, TRAINER, WORKER, Driver, trajectory
 from tests.fixtures_users import ROLES, password, server_of_users
 from tests.waiting import wait_for
@@ -259,14 +259,6 @@ class Try:
                 hand(action)
 
 
-def refused(error):
-    """By the ACL. What is refused within MULTI aborts it; which command it was is the error's cause."""
-    if isinstance(error, ExecAbortError):
-        error = error.__cause__ or error.__context__
-    in_script = ("ACL failure in script", "The user executing the script can't")  # Valkey's words, and Redis 7.0's
-    return isinstance(error, NoPermissionError) or str(error).startswith(in_script)
-
-
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_user_may_do_what_its_role_needs_and_nothing_else(server, run, action):
     one = Try(server, run, action)
@@ -276,7 +268,7 @@ def test_a_user_may_do_what_its_role_needs_and_nothing_else(server, run, action)
         try:
             one.act(action, server.client(role))
         except redis.RedisError as error:
-            assert refused(error), f"{role}: {error!r}"
+            assert refuses(error), f"{role}: {error!r}"
             allowed = False
         assert allowed == (role in ACTIONS[action]), role
         if not allowed:
