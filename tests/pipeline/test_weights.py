@@ -1,8 +1,19 @@
 import json
+from hashlib import sha256
 
 import pytest
 
-from pipeline.weights import BadWeights, Label, published, read_manifest, retain, verify_files, write_manifest
+from pipeline.tensor_file import Entry, fingerprints, header
+from pipeline.weights import (
+    BadWeights,
+    Label,
+    TensorFile,
+    published,
+    read_manifest,
+    retain,
+    verify_files,
+    write_manifest,
+)
 
 TOKENS, LOGPROBS = list(range(32)), [-0.5] * 31
 
@@ -37,6 +48,39 @@ def test_each_changed_or_missing_file_is_named(folder):
     (folder / "config.json").unlink()
     with pytest.raises(BadWeights, match=r"config.json: missing"):
         verify_files(folder)
+
+
+@pytest.fixture
+def fingerprinted(folder):
+    """The same with a file of tensors whose fingerprints are known."""
+    path, entry = folder / "model.safetensors", Entry("weight", "U8", (100,))
+    path.write_bytes(header([entry]) + b"\x00" * 100)
+    found = TensorFile(sha256(path.read_bytes()).hexdigest(), fingerprints(path))
+    write_manifest(folder, 12, TOKENS, LOGPROBS, "float32", {path.name: found})
+    return folder
+
+
+def test_a_file_that_was_hashed_while_it_was_written_has_the_manifest_of_any_other(fingerprinted):
+    manifest = verify_files(fingerprinted)
+    assert manifest == read_manifest(fingerprinted) and manifest.tensors.keys() == {"weight"}
+    again = write_manifest(fingerprinted, 12, TOKENS, LOGPROBS, "float32")
+    assert again.files == manifest.files and again.tensors == {} and again.digest != manifest.digest
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: data[:-1] + b"\x01", "model.safetensors: weight is not what was published"),
+        (lambda data: data.replace(b"weight", b"wright"), "model.safetensors: wright is not what was published"),
+        (lambda data: data[:-1], r"model.safetensors: not a whole file of tensors \(it ends within weight\)"),
+        (lambda data: header([]), "weight is in none of its files"),
+    ],
+)
+def test_of_changed_tensors_the_file_and_the_name_are_told(fingerprinted, change, why):
+    path = fingerprinted / "model.safetensors"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(BadWeights, match=why):
+        verify_files(fingerprinted)
 
 
 @pytest.mark.parametrize("change", [{"version": 13}, {"files": {}}, {"probe": {"tokens": [1], "logprobs": []}}])
