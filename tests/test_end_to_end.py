@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from pipeline.engines import Engine, EngineFailed
+from pipeline.ledger_view import LedgerView
+from pipeline.redis_server import connect
 from tests.chaos.run import Run
 from tests.chaos.trial import Trial
 from tests.fixtures_sglang import serve
@@ -29,20 +32,53 @@ def updates(folder: Path) -> list[int]:
     return [json.loads(line)["version"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+KEY = "a-key-of-tests-0123456789"
+
+
+def engine_of(folder: Path) -> Engine:
+    with connect(json.loads((folder / "up.lock").read_text())["redis"]) as client:
+        (engine,) = LedgerView(client, folder.name).engines()
+    return Engine(engine.url)
+
+
+def asks_for_the_key(engine: Engine, monkeypatch) -> None:
+    """Whoever brings none, or another, is refused by SGLang and told so."""
+    assert engine.label().startswith("small:")
+    for other in ("", "guessed"):
+        with monkeypatch.context() as without:
+            without.setenv("HEADRACE_API_KEY", other)
+            with pytest.raises(EngineFailed, match="asks for an API key"):
+                Engine(engine.url).label()
+
+
+def holds(path: Path, text: str) -> bool:
+    return text.encode() in path.read_bytes()
+
+
 @pytest.mark.sglang
 @pytest.mark.timeout(600)
-def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_finished(sglang, tmp_path):
-    """Its engine is its own until Ctrl-C, and the tests' afterwards: starting one takes longer than all updates."""
+def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_finished(sglang, tmp_path, monkeypatch):
+    """Its engine is its own until Ctrl-C, and the tests' afterwards: starting one takes longer than all updates. Its
+    own asks for an API key, which all of the run's processes bring."""
     shell = Shell(tmp_path)
+    monkeypatch.setenv("HEADRACE_API_KEY", KEY)
     assert shell.headrace("init", "small", "--recipe", "demo")[0] == 0
 
     process = shell.start(*UP)
     deadline = time.monotonic() + 280
     while len(updates(tmp_path)) < 2 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    try:
+        asks_for_the_key(engine_of(tmp_path / "runs/small"), monkeypatch)
+    finally:
+        process.send_signal(signal.SIGINT)
     code, out = end(process, 60)
     assert code == 130, out
+    assert KEY not in out
+    holding = [path for path in (tmp_path / "runs/small").rglob("*") if path.is_file() and holds(path, KEY)]
+    assert [(path.name, oct(path.stat().st_mode & 0o777)) for path in holding] == [("engine-0.log", "0o600")], (
+        "SGLang itself writes it"
+    )
     assert f"stopped; nothing is lost. `headrace {shlex.join(UP)}` goes on" in out
     assert shell.left_over() == []
     made = updates(tmp_path)
