@@ -97,20 +97,20 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each trajectory.
 
-    query                [1, heads, tokens, D]
-    key, value           [1, fewer heads, tokens, D]; a value may be narrower than a key
+    query                [rows, heads, tokens, D]
+    key, value           [rows, fewer heads, tokens, D]; a value may be narrower than a key
     sliding_window       a token sees so many, itself among them; None: all before it
-    Returns ([1, tokens, heads, D of value], None).
+    cu_seq_lens_q        where trajectories begin and end in a single row; None: each row is one
+    Returns ([rows, tokens, heads, D of value], None).
     """
     if asked := [name for name in UNKNOWN if others.get(name) is not None]:
         raise AttentionUnsuitable(f"{type(module).__name__} asks its attention for {', '.join(asked)}")
-    if attention_mask is not None or cu_seq_lens_q is None or others.get("is_causal") is False:
-        raise AttentionUnsuitable(
-            f"{type(module).__name__} says more than where each trajectory begins, or not even that"
-        )
-    if query.device.type != "cpu" and query.dtype in (torch.bfloat16, torch.float16):
+    if attention_mask is not None or query.shape[2] != key.shape[2] or others.get("is_causal") is False:
+        raise AttentionUnsuitable(f"{type(module).__name__} has a mask, a cache or attention that is not causal")
+    if cu_seq_lens_q is not None and query.device.type != "cpu" and query.dtype in (torch.bfloat16, torch.float16):
         return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
-    return _one_by_one(query, key, value, cu_seq_lens_q, scaling, sliding_window), None
+    lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
+    return _one_by_one(query, key, value, lengths, scaling, sliding_window), None
 
 
 def _varlen(query, key, value, ends, longest: int, scaling, window) -> torch.Tensor:
@@ -124,8 +124,7 @@ def _varlen(query, key, value, ends, longest: int, scaling, window) -> torch.Ten
     return found[None, ..., :width]
 
 
-def _one_by_one(query, key, value, ends, scaling, window) -> torch.Tensor:
-    lengths = ends.diff().tolist()
+def _one_by_one(query, key, value, lengths: list[int], scaling, window) -> torch.Tensor:
     # split, not slices: the gradient of a slice is as long as the row
     parts = zip(*(tensor.split(lengths, 2) for tensor in (query, key, value)), strict=True)
     grouped = query.shape[1] != key.shape[1]

@@ -50,8 +50,11 @@ def check(model, layouts):
     said = described(model, layout, model.device, "float32")
     assert said.startswith("sdpa, trajectory by trajectory") if layout == "flat" else "the model's own (" in said
     assert NAME not in json.dumps(model.config.to_dict()), "nothing of it is published"
-    for ours, its in zip(packed(model, trajectories, 4096, layout=layout), expected, strict=True):
+    for ours, again, its in zip(
+        packed(model, trajectories, 4096, layout=layout), plain(model, trajectories), expected, strict=True
+    ):
         np.testing.assert_allclose(ours, its, atol=1e-5)
+        np.testing.assert_allclose(again, its, atol=1e-5, err_msg="without borders a row is one trajectory")
 
 
 @pytest.mark.parametrize("shape", FLAT)
@@ -132,8 +135,8 @@ def test_what_it_does_not_know_is_refused(more):
         attend(torch.nn.Identity(), *rows([3, 4]), None, **borders([3, 4], torch.device("cpu")), **more)
 
 
-@pytest.mark.parametrize("wrong", [{"attention_mask": torch.ones(1, 7)}, {"cu_seq_lens_q": None}, {"is_causal": False}])
-def test_without_borders_or_with_a_mask_it_is_refused(wrong):
+@pytest.mark.parametrize("wrong", [{"attention_mask": torch.ones(1, 7)}, {"is_causal": False}])
+def test_a_mask_is_refused(wrong):
     given = {"attention_mask": None} | borders([3, 4], torch.device("cpu")) | wrong
     with pytest.raises(AttentionUnsuitable, match="Identity"):
         attend(torch.nn.Identity(), *rows([3, 4]), **given)
