@@ -20,7 +20,7 @@ from tests.mutations.mutation import ROOT, Mutation, patched
 
 ROOMS = (of_advantage, of_checkpoints, of_numerics, of_pipeline, of_trainer, of_workers)
 MUTATIONS = [mutation for room in ROOMS for mutation in room.MUTATIONS]
-FOLDERS = ["advantage", "pipeline", "trainer", "workers", "tests"]
+FOLDERS = ["advantage", "pipeline", "trainer", "workers", "tests", "docker"]
 
 
 def main(words: list[str]) -> int:
