@@ -27,6 +27,8 @@ def test_a_run_records_every_update_and_publishes_every_version(client, run, tmp
     assert all(abs(line["advantage_center"]) < 1e-12 for line in lines)
     assert {"loss", "ess", "tis_max", "mismatch_kl", "entropy", "brier", "grad_norm", "lr"} <= lines[0].keys()
     assert [json.loads(f[b"json"]) for _, f in client.xrange(keys.metrics(run))] == lines
+    assert [line["publish_bytes"] > 0 for line in lines] == [False, True, True, True], "version 0 was there already"
+    assert all(line["publish_seconds"] == line["wait_seconds"]["publish"] > 0 for line in lines)
     published = producer.ledger.versions()
     assert sorted(published) == [0, 1, 2, 3, 4]
     assert published[0].path == "weights/0"
