@@ -16,6 +16,7 @@ from pipeline.weights import read_manifest
 from trainer import checkpoint
 from trainer.attention import described, suit
 from trainer.initial_weights import fill
+from trainer.memory import estimate
 from trainer.model import recompute_layers
 from trainer.publish import remove_drafts
 from trainer.ranks import Ranks
@@ -51,6 +52,9 @@ def resume(config: Config, ranks: Ranks) -> Resumed:
     updater = make_updater(config.model_path if found else folder / "weights" / "0", config, ranks, found)
     if found:
         updater.stepper.skipped_in_a_row = state["skipped_in_a_row"]
+    if ranks.first:
+        parameters = sum(parameter.numel() for parameter in updater.model.parameters())
+        log.info("memory, by arithmetic: %s", estimate(config, updater.model.config, parameters))
     if config.advantage.evidence == "event":
         return Resumed(updater, None, state)
     previous = ranks.on_each(lambda: checkpoint.read_previous(found)) if found else []

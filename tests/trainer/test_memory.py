@@ -1,0 +1,95 @@
+"""The arithmetic of memory against what torch keeps, and against sums that a person can check."""
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tests.trainer.gradients import settings
+from tests.trainer.ledger import trajectory
+from trainer import model as policy
+from trainer.attention import suit
+from trainer.memory import GIB, estimate
+from trainer.packing import pack, plan
+
+QWEN3_8B = Qwen3Config(
+    vocab_size=151_936,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    tie_word_embeddings=False,
+)
+PARAMETERS = 8_190_735_360
+
+
+def of_8b(**trainer):
+    config = settings("model", 16_384, dtype="bfloat16")
+    trainer = {"ranks": 8, "gpus": list(range(8))} | trainer
+    return estimate(
+        config.model_copy(update={"trainer": config.trainer.model_copy(update=trainer)}), QWEN3_8B, PARAMETERS
+    )
+
+
+def test_the_sums_for_8_billion_parameters_on_eight_gpus():
+    whole = of_8b()
+    assert whole.weights == 12 * PARAMETERS / 8
+    assert whole.gradients == 4 * PARAMETERS and whole.gathered == 2 * PARAMETERS
+    each = 16 * 4096 + 8 * 12_288 + 16 * 4096 + 10 * 1024
+    assert whole.activations == 16_384 * 36 * each
+    again = of_8b(activation_checkpointing=True)
+    assert again.activations == 16_384 * (36 * 2 * 4096 + each)
+    assert f"{sum(again) / GIB:.1f} GiB a rank: weights 11.4, gradients 30.5, gathered 15.3, act" in str(again)
+
+
+def test_what_each_setting_saves():
+    whole = of_8b()
+    layers = of_8b(gather_every="micro_batch")
+    assert layers.gradients < 0.3 * whole.gradients and layers.gathered < 0.2 * whole.gathered
+    assert of_8b(offload=True).weights == 0
+    assert of_8b(replicas=2).weights == 2 * whole.weights
+
+
+class Kept:
+    """Bytes that autograd keeps for the backward pass, without the parameters."""
+
+    def __init__(self, model):
+        self.own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.seen = {}
+
+    def __call__(self, tensor):
+        if (address := tensor.untyped_storage().data_ptr()) not in self.own:
+            self.seen[address] = tensor, tensor.untyped_storage().nbytes()
+        return tensor
+
+    @property
+    def bytes(self):
+        return sum(size for _, size in self.seen.values())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_activations_are_those_that_autograd_keeps(dtype):
+    trajectories = [trajectory(seed, longest=100) for seed in range(3)]
+    micro = pack(plan([len(t.tokens) for t in trajectories], 4096)[0][0], trajectories)
+
+    def kept(layers):
+        config = Qwen3Config(
+            vocab_size=320,
+            hidden_size=192,
+            intermediate_size=320,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            tie_word_embeddings=True,
+        )
+        model = Qwen3ForCausalLM(config).to(policy.DTYPES[dtype]).eval()
+        suit(model, model.device)
+        keep = Kept(model)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            policy.action_logprobs(model, micro)
+        return keep.bytes, estimate(settings("model", micro.tokens.numel(), dtype=dtype), config, 0).activations
+
+    (one, first), (three, third) = kept(1), kept(3)
+    assert three - one == pytest.approx(third - first, rel=0.02)
