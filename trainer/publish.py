@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -170,7 +171,10 @@ def probe_logprobs(model: PreTrainedModel, tokens: list[int]) -> list[float]:
     places = torch.arange(len(tokens))
     given, count = torch.zeros(len(tokens) - 1), len(tokens)
     batch = MicroBatch(ids, places[None], places[:-1], ids[0, 1:], given, [0], [count - 1], [count])
-    return action_logprobs(model, batch.to(model.device))[0].tolist()
+    logprobs = action_logprobs(model, batch.to(model.device))[0].tolist()
+    if isinstance(model, FSDPModule):
+        model.reshard()  # after a forward pass alone its outermost tensors are whole
+    return logprobs
 
 
 def remove_drafts(folder: Path) -> None:

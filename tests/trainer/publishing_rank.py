@@ -50,7 +50,6 @@ def main(base: Path, folder: Path) -> None:
         model = shard(model, ranks, "bfloat16")
         logprobs = publish.probe_logprobs(model, PROBE)
         publish.probe_logprobs = lambda *_: logprobs  # a forward pass holds a whole layer, as any other one does
-        model.reshard()
         ranks.gather(None)
         forget_peak()
         before = resident("VmRSS")
