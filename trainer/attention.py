@@ -44,13 +44,15 @@ def suit(model: PreTrainedModel, device: torch.device) -> Layout:
 
     def second(rows: int, **more) -> torch.Tensor:
         inputs = {"input_ids": ids.view(rows, -1), "position_ids": positions.view(rows, -1), "use_cache": False}
-        return model(**inputs, **more).logits.reshape(8, -1)[4:].float()
+        return model(**inputs, **more).logits.reshape(8, -1)[4:]
 
     alone, own = second(rows=2), model.config._attn_implementation
 
     def same(together: torch.Tensor) -> bool:
-        # Another trajectory that is seen changes logits by about as much as they vary; 16 bits, by a hundredth of it.
-        return bool((alone - together).abs().max() <= 0.05 * alone.std())
+        # Another trajectory that is seen changes the logits by several times as much as they vary; another kernel in 16
+        # bits, by up to a tenth of it (Qwen3-0.6B's shape against itself in float32: 0.08).
+        bound = 0.05 if alone.dtype == torch.float32 else 0.5
+        return bool((alone.float() - together.float()).abs().max() <= bound * alone.float().std())
 
     if model._supports_flash_attn and model._supports_attention_backend:
         # No mask is registered with it: then transformers makes none, and nothing of the size of tokens² exists.
