@@ -59,8 +59,8 @@ def _check_ranks(config: Config) -> None:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != (asked := config.trainer.ranks):
         raise ConfigError(
-            f"trainer.ranks = {asked}, but {started} were started: use `headrace train RUN.toml`, on each node if there "
-            f"are several, or set trainer.ranks = {started}"
+            f"trainer.ranks = {asked}, but {started} were started: use `headrace train RUN.toml`, on each node if "
+            f"there are several, or set trainer.ranks = {started}"
         )
 
 
