@@ -48,7 +48,8 @@ def published(config, version):
 
 def test_a_fork_goes_on_with_policy_optimizer_and_evidence_and_its_own_settings(client, parent):
     config, evidence = parent
-    child, told = child_of(config, "optimizer.lr=1e-4", "buffers.max_staleness=1", "run.total_steps=2")
+    changed = ("optimizer.lr=1e-4", "optimizer.weight_decay=0.05", "buffers.max_staleness=1", "run.total_steps=2")
+    child, told = child_of(config, *changed)
     assert child.run.name == f"{config.run.name}-4" and child.run.parent == told["parent"]
     assert told["optimizer"] == "goes on" and told["values"] == "of 16 prompts go along"
     assert weights.verify_files(child.model_path).version == 0
@@ -63,7 +64,7 @@ def test_a_fork_goes_on_with_policy_optimizer_and_evidence_and_its_own_settings(
     steps = {int(state["step"]) for state in trainer.updater.optimizer.state.values()}
     assert steps == {6}, "four of the parent's and two of its own"
     assert [line["lr"] for line in recorded(child)] == [1e-4, 1e-4]
-    assert {group["lr"] for group in trainer.updater.optimizer.param_groups} == {1e-4}
+    assert {(group["lr"], group["weight_decay"]) for group in trainer.updater.optimizer.param_groups} == {(1e-4, 0.05)}
 
 
 def test_evidence_is_as_faded_as_it_was(parent):
