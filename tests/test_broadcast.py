@@ -100,12 +100,13 @@ def test_a_publication_reaches_a_serving_engine_without_the_disk_and_is_proved(
 
     fleet = EngineFleet(ledger, [engine.url], Publication(config.folder, 60, policy="retract", transfer=by_broadcast))
     wait_for(lambda: fleet.follow(weights[1]))
-    slow_down(engine.url, 0.05)
     replies = []
     thread = threading.Thread(target=lambda: replies.append(generate(engine.url, [5, 6, 7], 40)))
-    thread.start()
-    wait_for(lambda: running(engine.url))
     with broadcasting(config, redis_url, ALONE):
+        wait_for(lambda: client.info("clients")["blocked_clients"], 200)  # the sender is up, before a request waits
+        slow_down(engine.url, 0.05)
+        thread.start()
+        wait_for(lambda: running(engine.url))
         wait_for(lambda: fleet.follow(weights[2]), 60)
     slow_down(engine.url, None)
     thread.join()

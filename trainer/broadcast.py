@@ -1,7 +1,7 @@
 """Published weights are sent to engines that ask for them, by a process of its own beside rank 0, on its GPU or CPU.
 
     take ─▶ begin ─▶ a group: rank 0 here, 1 … tp in the engine ─▶ each bucket: announce, broadcast ─▶ end ─▶ done
-                     safetensors ─ read ahead: trainer/buckets.py ─▶ ┘
+                     safetensors, mapped: trainer/buckets.py ─▶ ┘
 
 What is sent is read from the folder that was published, so that no update waits for an engine and no memory is kept.
 A bucket is many tensors in one broadcast; until the last one has come, the engine's label is that of no version. With
@@ -23,7 +23,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from datetime import timedelta
-from itertools import zip_longest
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -128,7 +127,7 @@ def _serve(client: redis.Redis, config: Config, asked: Transfer, device: torch.d
 def send(asked: Transfer, folder: Path, device: torch.device, bytes_: int, delta: bool = False) -> None:
     """Have the engine, which must stand still, serve the weights as `asked.label`.
 
-    bytes_  that may be held here at a time, if no tensor has more
+    bytes_  of a bucket, which is held on `device` and in the engine; a tensor that has more is sent alone
     delta   leave out what the engine has already, as its label says
     Whatever it raises: nobody knows what the engine serves, and it may wait until this process has ended.
     """
@@ -140,7 +139,7 @@ def send(asked: Transfer, folder: Path, device: torch.device, bytes_: int, delta
             raise EngineFailed("REFUSED", f"{asked.url}{path}: {reply.get('message', reply)!s:.500}")
 
     known = tensors_of(folder, Label.parse(engine.label())) if delta else {}
-    found = buckets(folder / asked.path, bytes_ // 2, known)
+    found = buckets(folder / asked.path, bytes_, known)
     try:
         tell("/begin_weight_update")
     except EngineFailed as error:
@@ -149,17 +148,13 @@ def send(asked: Transfer, folder: Path, device: torch.device, bytes_: int, delta
         tell("/end_weight_update")  # of a transfer that was cut off
         tell("/begin_weight_update")
     group, name = _join(tell, engine, device, timedelta(seconds=asked.timeout_s))
-    pool = ThreadPoolExecutor(2)
-    read = pool.submit(found[0].read)
-    for bucket, following in zip_longest(found, found[1:]):
-        flat = read.result()
-        if following:
-            read = pool.submit(following.read)
-        last = following is None
+    pool = ThreadPoolExecutor(1)
+    for number, bucket in enumerate(found, 1):
+        last = number == len(found)
         told = {"weight_version": asked.label if last else f"{asked.label}:part", "flush_cache": last}
         request = {**bucket.described(), "group_name": name, "load_format": "flattened_bucket", **told}
         received = pool.submit(tell, "/update_weights_from_distributed", **request)
-        dist.broadcast(flat.to(device), src=0, group=group)
+        dist.broadcast(bucket.mapped().to(device), src=0, group=group)
         received.result()
     pool.shutdown()
     tell("/destroy_weights_update_group", group_name=name)

@@ -1,6 +1,6 @@
 """Published tensors as an engine takes them: many in one message, in the order in which they lie in their files.
 
-model-00001-of-00002.safetensors   a a a b b b b c │ d d d d e │ …     one range of a file, read as it is
+model-00001-of-00002.safetensors   a a a b b b b c │ d d d d e │ …     one range of a file, as it lies there
                                    names, dtypes, shapes         ─▶ {"names": […], "dtypes": […], "shapes": […]}
 """
 
@@ -37,14 +37,10 @@ class Bucket(NamedTuple):
             "shapes": [list(entry.shape) for entry in self.entries],
         }
 
-    def read(self) -> torch.Tensor:
-        """[bytes] uint8, all of it. Raises OSError or EOFError."""
-        flat = torch.empty(self.bytes, dtype=torch.uint8)
-        with self.file.open("rb") as file:
-            file.seek(self.start)
-            if file.readinto(flat.numpy()) != self.bytes:
-                raise EOFError(f"{self.file} ends within {self.entries[-1].name}")
-        return flat
+    def mapped(self) -> torch.Tensor:
+        """[bytes] uint8, all of it, in the file's own pages: nothing is copied or held."""
+        end = self.start + self.bytes
+        return torch.from_file(str(self.file), shared=False, size=end, dtype=torch.uint8)[self.start :]
 
 
 def buckets(folder: Path, limit: int, known: Mapping[str, str] | None = None) -> list[Bucket]:
