@@ -67,7 +67,7 @@ class Replay(Entries):
         self.forget_all()
 
     def on_joined(self, event: dict[str, Any]) -> None:
-        """If the ledger is behind the trainer's checkpoint, it moves there, and everything in flight has been released."""
+        """If the ledger is behind the trainer's checkpoint, it moves there; whatever was in flight is released."""
         checkpoint = int(event["checkpoint"])
         if checkpoint > self.head:
             left = next(iter(self.in_flight), "")
