@@ -29,7 +29,8 @@ from trainer.packing import pack
 from trainer.publish import probe_tokens, write_weights
 from trainer.ranks import joined
 from trainer.sharding import shard
-from trainer.update import Updater, make_optimizer
+from trainer.step import make_optimizer
+from trainer.update import Updater
 from workers import engine as engines
 from workers.chat import Chat
 from workers.continuation import Continuation
