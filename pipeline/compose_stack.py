@@ -51,15 +51,24 @@ def workers() -> list[Worker]:
 
 def scale(count: int) -> dict[str, Any]:
     """Have `count` workers; those too many finish what they have first. Raises HeadraceError with compose's words."""
-    before = [worker for worker in workers() if worker.runs]
-    if leaving := before[count:]:
+    found = workers()
+    before = [worker for worker in found if worker.runs]
+    if leaving := [worker for worker in found[count:] if worker.runs]:
         for worker in leaving:
-            _compose(LOOK_S, "exec", "-T", "coordinator", "sh", "-c", DRAIN, worker.name)
+            _drain(worker)
         _wait_until_ended({worker.name for worker in leaving})
     _compose(CHANGE_S, "up", "--detach", "--no-deps", "--no-recreate", "--scale", f"worker={count}", "worker")
     names = [worker.name for worker in workers() if worker.runs]
     message = f"workers: {len(before)} → {len(names)}, in the stack of docker compose"
     return {"message": message, "before": [worker.name for worker in before], "workers": names}
+
+
+def _drain(worker: Worker) -> None:
+    try:
+        _compose(LOOK_S, "exec", "-T", "coordinator", "sh", "-c", DRAIN, worker.name)
+    except HeadraceError as error:
+        if "no worker" not in str(error):  # one that has not reserved yet has nothing to finish: SIGTERM is enough
+            raise
 
 
 def _wait_until_ended(names: set[str]) -> None:

@@ -13,7 +13,8 @@ echo "$*" >> "$CALLS"
 case "$*" in
   "compose ps --quiet"*) cat "$COORDINATOR" ;;
   "compose ps --all"*) cat "$WORKERS" ;;
-  *drain*) sed -i "s/\\"running\\"\\(.*${8#worker-}\\)/\\"exited\\"\\1/" "$WORKERS" ;;
+  *drain*) [ ! -e "$CALLS.unknown" ] || { sed -i 's/"running"/"exited"/' "$WORKERS"; echo "no worker '$8'" >&2; exit 1; }
+    sed -i "s/\\"running\\"\\(.*${8#worker-}\\)/\\"exited\\"\\1/" "$WORKERS" ;;
   *--scale*) [ ! -e "$CALLS.refuse" ] || { echo "no room" >&2; exit 1; } ;;
 esac
 """
@@ -57,6 +58,25 @@ def test_fewer_workers_drain_the_last_ones_before_compose_removes_them(docker):
     assert "exec -T coordinator" in first and "workers drain" in first
     assert last.endswith("--scale worker=10 worker")
     assert answer["message"].startswith("workers: 12 → 10")
+
+
+def test_a_worker_that_has_ended_already_counts_as_one_that_compose_keeps(docker):
+    folder = docker(4)
+    lines = (folder / "WORKERS").read_text().splitlines()
+    lines[-1] = lines[-1].replace("running", "exited")  # number 1
+    (folder / "WORKERS").write_text("\n".join(lines) + "\n")
+    compose_stack.scale(2)
+    assert [line.split()[-1] for line in calls(folder) if "drain" in line] == [
+        "worker-000000000003",
+        "worker-000000000004",
+    ]
+
+
+def test_a_worker_that_the_ledger_does_not_know_yet_has_nothing_to_finish(docker):
+    folder = docker(3)
+    (folder / "CALLS.unknown").touch()
+    compose_stack.scale(2)
+    assert calls(folder)[-1].endswith("--scale worker=2 worker")
 
 
 def test_what_compose_complains_of_is_said(docker):

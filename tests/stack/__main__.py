@@ -74,7 +74,7 @@ def trial(folder: Path, keep: bool) -> None:
             done(f"reward {mean(stack.rewards()[:RISE_OVER]):.2f} → {mean(stack.rewards()[-RISE_OVER:]):.2f}")
             scale(stack, done)
             kill(stack, done)
-            print(stack.headrace("audit $HEADRACE_RUN"))
+            print(stack.headrace("audit /runs/stack"))
             done("audit")
             if keep:
                 input(f"DOCKER_HOST={environment['DOCKER_HOST']}; Enter takes the stack down")

@@ -47,7 +47,7 @@ class Stack:
         return self.compose("exec", "-T", "coordinator", "sh", "-c", f"headrace {command}")
 
     def status(self) -> dict:
-        return json.loads(self.headrace("status $HEADRACE_RUN --json"))
+        return json.loads(self.headrace(f"status /runs/{self.run} --json"))
 
     def version(self) -> int:
         return int(self.status()["version"])
