@@ -15,7 +15,7 @@ RUN ?= demo
 PIP_TORCH = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 export HEADRACE_SGLANG_PYTHON ?= $(abspath $(SGLANG_VENV))/bin/python
 
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test lint bench setup clean .env
 
 demo: setup
 	@test -f $(RUN).toml || $(VENV)/bin/headrace init $(RUN) --recipe demo
@@ -45,12 +45,16 @@ $(SGLANG_VENV)/.installed: docker/sglang-cpu/requirements.txt docker/sglang-cpu/
 	PYTHON=$(PYTHON) docker/sglang-cpu/install.sh $(SGLANG_VENV) $(PIP_TORCH)
 	@touch $@
 
-# as it is once it is there: compose's volumes outlive it, but no password is kept in them
+PASSWORDS = $(foreach role,WORKER TRAINER COORDINATOR VIEWER,REDIS_$(role)_PASSWORD) HEADRACE_API_KEY
+
+# what is in it stays; compose's volumes outlive it, but no password is kept in them
 .env:
-	@umask 077 && cp .env.example $@.new && $(PYTHON) -c 'import secrets; \
-	names = "REDIS_WORKER_PASSWORD REDIS_TRAINER_PASSWORD REDIS_COORDINATOR_PASSWORD REDIS_VIEWER_PASSWORD HEADRACE_API_KEY"; \
-	print("\n# Who may what: docker/users.acl; and the key that SGLang asks for", \
-	*(f"{name}={secrets.token_hex(24)}" for name in names.split()), sep="\n")' >> $@.new && mv $@.new $@
+	@umask 077; test -e $@ || cp .env.example $@ && chmod 600 $@
+	@test -z "$$(tail -c 1 $@)" || echo >> $@
+	@for name in $(PASSWORDS); do \
+	    grep -Eq "^ *(export +)?$$name *= *[^ ]" $@ || \
+	        echo "$$name=$$(od -An -v -N24 -tx1 /dev/urandom | tr -d ' \n')" >> $@; \
+	done
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV)

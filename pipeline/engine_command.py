@@ -65,9 +65,13 @@ def main() -> None:
 
 
 def _api_key() -> str | None:
-    """HEADRACE_API_KEY, as pipeline/secrets.py takes it."""
+    """HEADRACE_API_KEY, as pipeline/secrets.py takes it; with an empty file the server would be open to everybody."""
     path = os.environ.get("HEADRACE_API_KEY_FILE")
-    return os.environ.get("HEADRACE_API_KEY") or (path and Path(path).read_text().strip()) or None
+    if (given := os.environ.get("HEADRACE_API_KEY")) or not path:
+        return given or None
+    if not (found := Path(path).read_text().strip()):
+        raise SystemExit(f"HEADRACE_API_KEY_FILE = {path!r} is empty: expected a key in it, as `make .env` makes one")
+    return found
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ ONCE = {"cold-start", "cold-start-cpu", "values"}  # they end; the others wait f
 
 def compose(*arguments, **variables):
     ours = ("HEADRACE_", "COMPOSE_", "DOCKER_", "REDIS_")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | PASSWORDS
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | PASSWORDS | variables
     return subprocess.run(
         [COMPOSE, "--env-file", ".env.example", *arguments],
         cwd=ROOT,
-        env=environment | variables,
+        env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=30,
@@ -303,26 +303,74 @@ def test_without_passwords_compose_says_how_they_are_made():
     for name in PASSWORDS:
         found = compose("config", "-q", **{name: ""})
         assert found.returncode != 0
-        assert f"required variable {name} is missing a value: is missing; `make .env` makes" in found.stderr
+        assert f"required variable {name} is missing a value: is missing; `make .env` adds what" in found.stderr
 
 
-def test_make_makes_passwords_that_nobody_else_can_read_and_compose_takes_them(tmp_path):
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_compose_shows_its_configuration_without_a_password(form):
+    """An issue, or a log of CI, may have it."""
+    found = compose("--profile", "*", "config", "--format", form)
+    assert found.returncode == 0, found.stderr
+    assert "redis_viewer" in found.stdout
+    assert not [name for name, value in PASSWORDS.items() if value in found.stdout]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A function: what .env has after `make .env`, in a folder where it had `before`."""
     for name in ("Makefile", ".env.example"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    make = ["make", ".env", f"PYTHON={sys.executable}"]
-    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    made = tmp_path / ".env"
-    assert made.stat().st_mode & 0o777 == 0o600 and made.read_text().startswith((ROOT / ".env.example").read_text())
-    values = dict(line.split("=", 1) for line in made.read_text().splitlines() if line and line[0] != "#")
-    assert len({values[name] for name in PASSWORDS}) == len(PASSWORDS)
-    assert all(len(values[name]) == 48 for name in PASSWORDS)
-    before = made.read_text()
-    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    assert made.read_text() == before
+
+    def make(before=None):
+        file = tmp_path / ".env"
+        if before is not None:
+            file.write_text(before)
+        subprocess.run(["make", ".env"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+        assert file.stat().st_mode & 0o777 == 0o600
+        return file.read_text()
+
+    return make
+
+
+def values_in(text):
+    return dict(line.split("=", 1) for line in text.splitlines() if line and line[0] != "#")
+
+
+def test_make_makes_passwords_that_nobody_else_can_read(made):
+    text, example = made(), (ROOT / ".env.example").read_text()
+    assert text.startswith(example)
+    added = values_in(text.removeprefix(example))
+    assert added.keys() == PASSWORDS.keys()
+    assert len(set(added.values())) == len(PASSWORDS)
+    assert all(re.fullmatch("[0-9a-f]{48}", value) for value in added.values())
+
+
+def test_make_adds_to_a_file_what_it_lacks_and_changes_nothing_in_it(made):
+    before = (
+        "COMPOSE_PROFILES=cpu\nREDIS_WORKER_PASSWORD=kept\nHEADRACE_API_KEY=\n#REDIS_VIEWER_PASSWORD=x\nTORCH_INDEX=i"
+    )
+    text = made(before)
+    assert text.startswith(before + "\n")
+    assert values_in(text.removeprefix(before)).keys() == PASSWORDS.keys() - {"REDIS_WORKER_PASSWORD"}
+    assert made() == text
+    example = (ROOT / ".env.example").read_text()
+    assert values_in(made(example).removeprefix(example)).keys() == PASSWORDS.keys(), "as who copies it by hand"
+
+
+def test_compose_takes_the_file_that_make_makes(made, tmp_path):
+    made("HEADRACE_API_KEY=\n")
+    found = compose("--env-file", tmp_path / ".env", "config", "-q", **dict.fromkeys(PASSWORDS))
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+def test_no_line_of_what_a_person_edits_is_too_long_to_read():
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    assert not [line for line in lines if len(line) > 120]
 
 
 def test_no_password_is_in_the_repository():
-    known = subprocess.run(["git", "check-ignore", ".env"], cwd=ROOT, capture_output=True, text=True)
+    git = ["git", "-c", "safe.directory=*"]  # the checkout may be another user's
+    known = subprocess.run([*git, "check-ignore", ".env"], cwd=ROOT, capture_output=True, text=True)
     assert known.stdout == ".env\n" or not (ROOT / ".git").exists()
     values = (line.partition("=") for line in (ROOT / ".env.example").read_text().splitlines())
     assert not [name for name, _, _ in values if "PASSWORD" in name or "KEY" in name]
@@ -346,11 +394,36 @@ def test_each_process_has_its_own_password_and_no_other(services):
             assert "REDIS_URL" not in variables, f"{name} needs no Redis"
 
 
-def test_no_variable_of_a_container_is_a_password_but_the_viewers_for_redis_cli(services):
-    for name, service in services.items():
-        found = {k for k, value in (service.get("environment") or {}).items() if value in PASSWORDS.values()}
-        assert found == ({"REDISCLI_AUTH"} if name == "redis" else set()), name
-    assert services["redis"]["environment"]["REDISCLI_AUTH"] == password("viewer")
+def test_redis_cli_in_the_container_of_redis_has_the_viewers_password(services, tmp_path):
+    """The first one on the image's PATH is ours, and calls the image's."""
+    (ours,) = [each for each in services["redis"]["configs"] if each["target"] == "/usr/local/sbin/redis-cli"]
+    file = ROOT / described("cpu")["configs"][ours["source"]]["file"]
+    assert os.access(file, os.X_OK)
+    users_acl(tmp_path)
+    (tmp_path / "redis-cli").write_text('#!/bin/sh\necho "$REDISCLI_AUTH" "$@"\n')
+    (tmp_path / "redis-cli").chmod(0o755)
+    script = file.read_text().replace("/run/secrets", str(tmp_path)).replace("/usr/local/bin", str(tmp_path))
+    asked = subprocess.run(
+        ["sh", "-c", script, "redis-cli", "--user", "viewer", "PING"], capture_output=True, text=True
+    )
+    assert asked.stdout == f"{password('viewer')} --user viewer PING\n"
+
+
+def test_a_server_that_shall_ask_for_a_key_does_not_start_without_one(tmp_path):
+    (tmp_path / "demo").mkdir()
+    recipe = load(ROOT / "pipeline" / "recipes" / "demo.toml", [f"run.folder={tmp_path}"])
+    (tmp_path / "demo" / "run.toml").write_text(to_toml(recipe))
+    (tmp_path / "key").write_text("\n")
+    command = [a.replace("/runs", str(tmp_path)) for a in described("cpu")["services"]["sglang-cpu"]["command"]]
+    started = subprocess.run(
+        [sys.executable, "-I", engine_command.__file__, *command[2:]],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path), "HEADRACE_API_KEY_FILE": str(tmp_path / "key")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert started.returncode == 1 and f"HEADRACE_API_KEY_FILE = '{tmp_path}/key' is empty" in started.stderr
 
 
 def test_the_command_of_redis_starts_a_server_that_knows_the_users_and_nobody_else(tmp_path):
