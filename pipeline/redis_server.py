@@ -28,13 +28,14 @@ from redis.retry import Retry
 
 from pipeline import die_with_parent, ports
 from pipeline.errors import HeadraceError
-from pipeline.secrets import REDIS_PASSWORD, masked, secret
+from pipeline.secrets import REDIS_PASSWORD, masked, password_in_query, secret
 from pipeline.supervisor import log_end
 
 POLL_S = 0.02
 RESTARTS = 5  # of a server that ends by itself, in a row:
 STABLE_S = 60.0  # each this soon after its start
 REDIS_AWAY_S = 60.0  # every process waits this long for a Redis that went away, and ends then
+SCRAPE_S = 2.0  # Prometheus gives a scrape 10 s, and its next one asks again
 # the second is no kind of the first; the third: full, until a checkpoint makes room; the fourth: started anew, until
 # the coordinator has loaded the scripts
 AWAY = (
@@ -95,14 +96,23 @@ def connect(url: str, timeout_s: float = 10) -> redis.Redis:
     Its password is the one in `url`, else REDIS_PASSWORD or what is in REDIS_PASSWORD_FILE. The client itself sends a
     call again a few times when the connection breaks; every transition may be repeated.
     """
+    if name := password_in_query(url):
+        raise RedisFailed(
+            f"the address of this Redis has {name} in its query, which whoever sees the address would see; expected "
+            "redis://USER@HOST:PORT/0, USER's password in REDIS_PASSWORD, or in a file that REDIS_PASSWORD_FILE names, "
+            "and a file of a key that needs none"
+        )
     shown, password = masked(url), secret(REDIS_PASSWORD)
     try:
         client = redis.Redis.from_url(
             url, password=password, retry=Retry(ExponentialBackoff(cap=2, base=0.1), retries=5)
         )
     except ValueError as error:
+        # of an address with a password, what is no port may be the beginning of that
+        why = f": {error}" if shown == url else ""
         raise RedisFailed(
-            f"{shown!r} is no address of a Redis: {masked(str(error))}; expected such as redis://127.0.0.1:6379/0"
+            f"{shown!r} is no address of a Redis{why}; expected such as redis://127.0.0.1:6379/0, any / ? # @ : of a "
+            "password percent-encoded"
         ) from None
     deadline = time.monotonic() + timeout_s
     with redis.Redis.from_url(url, password=password, retry=None) as probe:
@@ -127,6 +137,13 @@ def connect(url: str, timeout_s: float = 10) -> redis.Redis:
                         f"no Redis answers at {shown} ({error}); start it, or correct --redis, REDIS_URL or redis.url"
                     ) from None
                 time.sleep(0.2)
+
+
+def impatient(url: str) -> redis.Redis:
+    """A client for who would rather hear that Redis is away, or hangs: no call waits for longer than SCRAPE_S, and none
+    is sent again."""
+    limits = {"socket_timeout": SCRAPE_S, "socket_connect_timeout": SCRAPE_S}
+    return redis.Redis.from_url(url, password=secret(REDIS_PASSWORD), retry=None, **limits)
 
 
 def refuses(error: Exception) -> bool:

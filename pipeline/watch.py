@@ -35,7 +35,7 @@ from pipeline.ledger_types import Weights
 from pipeline.log import set_up
 from pipeline.metrics import serving
 from pipeline.progress import Progress
-from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, patient
+from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, impatient, patient
 from pipeline.transfer import TransferFailed, ask
 from pipeline.weights import BadWeights, Label, read_manifest, retain
 
@@ -61,9 +61,9 @@ def watch(run_toml: Path | str, engine_urls: Sequence[str] = (), redis_url: str 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with connect(url) as client:
+    with connect(url) as client, impatient(url) as scraped:
         watch = Watch(config, client, urls)
-        with serving(config, NAME, LedgerMetrics(client, config).families):
+        with serving(config, NAME, LedgerMetrics(scraped, config).families):
             watch.run(stop)
     return 0
 
