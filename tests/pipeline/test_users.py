@@ -1,7 +1,8 @@
 """What each user of docker/users.acl may do, on real servers: Redis itself allows or refuses it.
 
 The ledger's other tests make each call as the user of its role (tests/fixtures_users.py); here are the walls between
-the roles. Every action comes from a run in which it would be possible at that moment, and is tried by every role.
+the roles, and where these end: what Redis lets a role do by hand that no script of its would. Every action comes from a
+run in which it would be possible at that moment, and is tried by every role.
 """
 
 import shutil
@@ -84,9 +85,26 @@ ACTIONS = {
     # by hand
     "delete a buffer": {"trainer"},
     "delete the run": NOBODY,
-    "delete what another worker handed in": NOBODY,
+    "trim what another worker handed in": NOBODY,
+    "read what another worker handed in": {"trainer", "coordinator", "viewer"},
     "write a published version": {"trainer"},
     "name another engine": {"coordinator"},
+    # by hand as well: to a key that one's scripts write, in any run
+    "set the run's gate": PROCESSES,
+    "set the run's version": PROCESSES,
+    "set a setting of the run": PROCESSES,
+    "set fields of a run that is not there": PROCESSES,
+    "set a buffer's state": PROCESSES,
+    "set a prompt's value": PROCESSES,
+    "take an entry out of a READY batch": PROCESSES,
+    "let an entry expire": PROCESSES,
+    "end the record of events": PROCESSES,
+    "speak for another process": PROCESSES,
+    "delete what another worker handed in": PROCESSES,
+    "delete one payload of another worker": {"worker", "trainer"},
+    "set another worker's drain": {"worker", "coordinator"},
+    "set an engine's url": {"worker", "coordinator"},
+    # beside a run
     "write a key outside hr:": NOBODY,
     "read a key outside hr:": NOBODY,
     "EVAL": NOBODY,
@@ -204,8 +222,39 @@ class Try:
                 client.delete(keys.buffer(run, 0))
             case "delete the run":
                 client.delete(keys.run(run))
-            case "delete what another worker handed in":
+            case "trim what another worker handed in":
                 client.xtrim(keys.trajectories(run, WORKER), maxlen=0)
+            case "read what another worker handed in":
+                client.xrange(keys.trajectories(run, WORKER))
+            case "set the run's gate":
+                client.hset(keys.run(run), "paused", "by hand")
+            case "set the run's version":
+                client.hset(keys.run(run), "version", 9)
+            case "set a setting of the run":
+                client.hset(keys.run(run), "max_staleness", 9)
+            case "set fields of a run that is not there":
+                client.hset(keys.run(f"{run}-other"), "version", 0)
+            case "set a buffer's state":
+                client.hset(keys.buffer(run, 0), "state", "CONSUMED")
+            case "set a prompt's value":
+                client.hset(keys.prompt(run, self.r.prompt), "value", 1)
+            case "take an entry out of a READY batch":
+                (entry, *_) = self.d.client.zrange(keys.buffer_entries(run, 0), 0, 0) or ["one that is out"]
+                client.zrem(keys.buffer_entries(run, 0), entry)
+            case "let an entry expire":
+                client.expire(keys.entry(run, self.r.entry), 0)
+            case "end the record of events":
+                client.xadd(keys.events(run), {"kind": "made up"}, maxlen=0, approximate=False)
+            case "speak for another process":
+                client.hset(keys.process(run, "another"), "waiting", "nothing")
+            case "delete what another worker handed in":
+                client.delete(keys.trajectories(run, WORKER))
+            case "delete one payload of another worker":
+                client.xdel(keys.trajectories(run, WORKER), "1-0")
+            case "set another worker's drain":
+                client.hset(keys.worker(run, WORKER), "drain", 1)
+            case "set an engine's url":
+                client.hset(keys.engine(run, ENGINE), "url", "http://127.0.0.1:9")
             case "write a published version":
                 client.hset(keys.versions(run), "1", "{}")
             case "name another engine":
