@@ -13,6 +13,7 @@ import redis
 from hypothesis import settings
 
 from pipeline.redis_server import RedisServer
+from pipeline.secrets import API_KEY, REDIS_PASSWORD
 
 pytest_plugins = [
     "tests.fixtures_cli",
@@ -25,6 +26,10 @@ pytest_plugins = [
 # A slow machine is no failure of a property; pytest's own timeout bounds a test that hangs.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
+
+# What a person's shell says of a Redis, and of the servers' key, is of a run of theirs.
+for name in ("REDIS_URL", REDIS_PASSWORD, f"{REDIS_PASSWORD}_FILE", API_KEY, f"{API_KEY}_FILE"):
+    os.environ.pop(name, None)
 
 numbers = itertools.count()
 

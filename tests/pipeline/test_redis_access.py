@@ -1,7 +1,9 @@
 """How a process comes to its Redis: as which user, with which password, over TLS; and that nobody sees the password."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from pipeline.errors import ConfigError
 from pipeline.redis_server import RedisFailed, connect, find_binary
 from tests.fixtures_users import password, server_of_users
 
-RECIPE = Path(__file__).parents[2] / "pipeline" / "recipes" / "demo.toml"
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "pipeline" / "recipes" / "demo.toml"
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +53,41 @@ def test_no_message_about_an_address_shows_its_password(tmp_path):
         assert "hidden-one" not in str(caught.value) and "worker:***@" in str(caught.value)
 
 
+def test_a_password_that_is_not_percent_encoded_is_said_and_not_shown():
+    for url in ("redis://worker:hid/den@host/0", "redis://worker:hid?den@host/0", "redis://worker:hid#den@host/0"):
+        with pytest.raises(RedisFailed, match="percent-encoded") as caught:
+            connect(url, timeout_s=0)
+        assert "hid" not in str(caught.value) and "den" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["password", "ssl_password", "passw%6Frd"])
+def test_a_password_in_the_query_of_an_address_is_refused_and_never_shown(name):
+    url = f"redis://worker@127.0.0.1:1/0?{name}=hunter2"
+    with pytest.raises(RedisFailed, match=r"password in its query.*REDIS_PASSWORD_FILE") as caught:
+        connect(url, timeout_s=0)
+    with pytest.raises(ConfigError, match=r"redis.url holds a password") as refused:
+        load(RECIPE, [f"redis.url={url}"])
+    assert "hunter2" not in f"{caught.value}{refused.value}"
+
+
 def test_a_password_in_the_file_of_a_run_is_refused_and_never_shown(tmp_path):
     with pytest.raises(ConfigError, match=r"redis.url holds a password.*REDIS_PASSWORD_FILE") as caught:
         load(RECIPE, ["redis.url=redis://worker:hidden-one@redis:6379/0"])
     assert "hidden-one" not in str(caught.value)
     assert load(RECIPE, ["redis.url=redis://worker@redis:6379/0"]).redis.url == "redis://worker@redis:6379/0"
+
+
+def test_what_the_shell_knows_of_a_run_reaches_no_test():
+    known = {
+        "REDIS_URL": "redis://worker@elsewhere:1/0",
+        "REDIS_PASSWORD": "of a run",
+        "HEADRACE_API_KEY_FILE": "/not/there",
+    }
+    seen = "import os, tests.conftest; print(sorted(n for n in os.environ if n.startswith(('REDIS', 'HEADRACE_API'))))"
+    done = subprocess.run(
+        [sys.executable, "-c", seen], cwd=ROOT, env=os.environ | known, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[]\n", done.stderr
 
 
 # -- TLS
