@@ -24,7 +24,7 @@ def top(run, redis_url):
 @run_argument
 @redis_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Another address lets others read it.")
-@click.option("--port", default=8787, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
 def web(run, redis_url, host, port):
     """A page with the same live picture, read-only, until Ctrl-C."""
     from pipeline import web

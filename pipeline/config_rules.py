@@ -15,7 +15,7 @@ from pipeline.algorithm_rules import impossible_algorithm, unwise_algorithm
 from pipeline.environment_rules import impossible_environment
 from pipeline.ledger_settings import Settings
 from pipeline.placement_rules import impossible_placement
-from pipeline.secrets import without_password
+from pipeline.secrets import password_in_query, without_password
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -53,7 +53,8 @@ def impossible(config: "Config") -> Iterator[str]:
     if not engines.urls and engines.count == 0:
         yield "no engine: set engines.count to at least 1, or engines.urls"
     yield from impossible_placement(engines, trainer)
-    if config.redis.url and without_password(config.redis.url) != config.redis.url:
+    url = config.redis.url
+    if url and (without_password(url) != url or password_in_query(url)):
         yield (
             "redis.url holds a password, which whoever reads the run's folder would see; leave it out, and give it in "
             "REDIS_PASSWORD, in a file that REDIS_PASSWORD_FILE names, or with the address in REDIS_URL"

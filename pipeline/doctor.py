@@ -7,6 +7,7 @@
 The sandbox is asked itself, in a process of its own: nothing in `pipeline` imports `workers`.
 """
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -73,6 +74,11 @@ def _finding(name: str, check: Callable[[], Finding]) -> dict[str, Any]:
         ok, found, fix = check()
     except HeadraceError as error:
         ok, (found, _, fix) = False, str(error).partition("; ")
+    except subprocess.TimeoutExpired as error:
+        asked = shlex.join(map(str, error.cmd[:3]))  # a program of ours is no word for a line
+        ok, found, fix = False, f"`{asked}` has not ended within {error.timeout:g} s", "see why it hangs, and end it"
+    except OSError as error:
+        ok, found, fix = False, str(error), "put that right, and ask again"
     return {"check": name, "ok": ok, "found": found, "fix": fix}
 
 

@@ -60,9 +60,10 @@ class Lines(logging.Formatter):
         said |= {name: value for name, value in vars(record).items() if name not in OWN}
         if record.exc_info and record.exc_info[0] is not None:
             said["traceback"] = self.formatException(record.exc_info)
+        said = masked(said)
         if self._form == "json":
-            return masked(json.dumps(said, ensure_ascii=False, default=str))
-        return masked(" ".join(f"{name}={_value(value)}" for name, value in said.items()))
+            return _json(said)
+        return " ".join(f"{name}={_value(value)}" for name, value in said.items())
 
 
 def event_of(line: str) -> str:
@@ -88,4 +89,9 @@ def _utc(seconds: float) -> str:
 def _value(value: Any) -> str:
     """As logfmt has it: quoted, as in JSON, if it would not be one word."""
     text = str(value)
-    return text if re.fullmatch(r'[^\s"=\\]+', text) else json.dumps(text, ensure_ascii=False)
+    return text if re.fullmatch(r"[!-~]+", text) and not re.search(r'["=\\]', text) else _json(text)
+
+
+def _json(value: Any) -> str:
+    """In one line of what can be seen: no escape sequence of a terminal, no other end of a line."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in json.dumps(value, ensure_ascii=False))

@@ -2,6 +2,8 @@
 
     secret("REDIS_PASSWORD")     REDIS_PASSWORD itself, else what is in the file that REDIS_PASSWORD_FILE names
     masked(text)                 redis://worker:***@redis:6379/0, and *** for every secret of this process
+    without_password(address)    redis://worker@redis:6379/0
+    without_user(address)        redis://redis:6379/0
 
     REDIS_PASSWORD               of the user in REDIS_URL, unless that has it: redis://user:password@host:port/0
     HEADRACE_API_KEY             of the SGLang servers: those started here ask for it, and whoever calls one brings it
@@ -10,14 +12,19 @@ No setting of a run's file is secret: the file is copied into the run's folder, 
 """
 
 import contextlib
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_plus
 
 from pipeline.errors import ConfigError
 
 REDIS_PASSWORD, API_KEY = "REDIS_PASSWORD", "HEADRACE_API_KEY"
-IN_ADDRESS = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+@")
+# user, then all up to the last @ of the host's part; or of the word, for a password whose / or ? is not percent-encoded
+IN_ADDRESS = re.compile(r"(?<=://)([^\s/?#:]*):(?!\d+[/?])(?:[^\s/?#]*|(?:(?!://)\S)*)@")
+USER = re.compile(r"(?<=://)[^\s/?#]*@")
 
 
 def secret(name: str) -> str | None:
@@ -42,17 +49,55 @@ def authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def without_password(url: str) -> str:
-    """`url`, with its user alone."""
-    return IN_ADDRESS.sub(lambda found: f"{found[1]}@" if found[1] else "", url)
+def without_password(address: str) -> str:
+    """`address`, with its user alone."""
+    return IN_ADDRESS.sub(lambda found: f"{found[1]}@" if found[1] else "", address)
 
 
-def masked(text: str) -> str:
-    """`text` with *** in the place of each password and key that this process knows of."""
-    text = IN_ADDRESS.sub(r"\1:***@", text)
+def without_user(address: str) -> str:
+    """`address` as anybody could write it: with no user and no password, in its query neither."""
+    address, _, query = address.partition("?")
+    kept = "&".join(part for part in query.split("&") if _name(part) not in ("username", "password"))
+    return USER.sub("", address) + (f"?{kept}" if kept else "")
+
+
+def password_in_query(address: str) -> str | None:
+    """The name of a password in the query of `address`, which would be shown; None: there is none."""
+    names = map(_name, address.partition("?")[2].split("&"))
+    return next((name for name in names if name.endswith("password")), None)
+
+
+def masked(value: Any) -> Any:
+    """`value`, a text or what JSON has, with *** in the place of each password and key that this process knows of.
+
+    Whatever else is in it becomes its text.
+    """
+    return _masked(value, _known())
+
+
+def _masked(value: Any, known: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(item, known) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(item, known) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = IN_ADDRESS.sub(r"\1:***@", str(value))
+    for secret in known:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _known() -> list[str]:
+    """Each secret as it is, and as others quote it in what they say."""
+    found = set()
     for name in (REDIS_PASSWORD, API_KEY):
         # a file that cannot be read holds nothing to mask; that it cannot is an error of those who need it
         with contextlib.suppress(ConfigError):
-            if found := secret(name):
-                text = text.replace(found, "***")
-    return text
+            if value := secret(name):
+                found |= {value, repr(value)[1:-1], json.dumps(value)[1:-1]}
+    return sorted(found, key=len, reverse=True)
+
+
+def _name(part: str) -> str:
+    return unquote_plus(part.partition("=")[0])

@@ -17,6 +17,7 @@ from pipeline import jsonl, keys
 from pipeline.config import Config
 from pipeline.ledger_view import LedgerView
 from pipeline.redis_server import find_binary
+from pipeline.secrets import without_user
 
 
 def is_finished(config: Config) -> bool:
@@ -43,7 +44,7 @@ def finish(config: Config, seconds: float, redis_url: str, commands: list[str]) 
         "minutes": round(seconds / 60, 2),
         "held_out": [{key: line[key] for key in ("version", "success", "stderr")} for line in evaluations],
         "curves": str(picture),
-        "redis": _without_password(redis_url),
+        "redis": without_user(redis_url),
         "commands": commands,
     }
     draft = config.folder / "finished.json.new"
@@ -84,11 +85,6 @@ def _how_to_look(config: Config, result: dict[str, Any]) -> list[str]:
     if client is None:
         lines.append("(redis-cli is not here yet: it comes with `apt-get install redis-tools`)")
     return lines
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _short(path: Path) -> str:

@@ -204,7 +204,7 @@ def log_end(log: Path, lines: int = 15) -> str:
         file.seek(max(0, log.stat().st_size - 16384))
         last = file.read().decode(errors="replace").splitlines()[-lines:]
         if last:
-            shown = [part for line in last for part in event_of(masked(line)).splitlines()]
+            shown = [part for line in last for part in masked(event_of(line)).splitlines()]
             return "\n".join([f"; the end of {log}:", *("    " + line for line in shown)])
     return f"; {log} is empty"
 

@@ -14,8 +14,9 @@ import ipaddress
 import json
 import math
 import re
+import socket
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -26,7 +27,9 @@ from pipeline.alarms import alarms
 from pipeline.config import Config
 from pipeline.doing import doing, happened
 from pipeline.errors import HeadraceError
+from pipeline.events import Event
 from pipeline.onlooker import Onlooker, Sight
+from pipeline.secrets import masked
 from pipeline.snapshot import Snapshot
 
 LOOK_S = 1.0
@@ -44,6 +47,7 @@ class Server(ThreadingHTTPServer):
         self.config, self.onlooker = config, onlooker
         self.page = (files("pipeline") / "web.html").read_bytes()
         self.policy = policy(self.page.decode())
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), Handler)
         except OSError as error:
@@ -54,7 +58,8 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://{self.server_address[0]}:{self.server_port}/"
+        host = self.server_address[0]
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
 
     def service_actions(self) -> None:
         """Every half second: a thread that reads nothing any more ends the page with its error."""
@@ -67,16 +72,21 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        name = urlsplit(f"//{self.headers.get('host', '')}").hostname or ""
-        if self.server.loopback and not is_loopback(name):
+        if self.server.loopback and not is_loopback(self._asked_for()):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, b"this page is for 127.0.0.1 and localhost\n", "text/plain")
         elif self.path == "/":
             self._answer(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         elif self.path == "/state.json":
-            found = picture(self.server.onlooker.sight, self.server.config)
+            found = masked(picture(self.server.onlooker.sight, self.server.config))
             self._answer(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"there are / and /state.json\n", "text/plain")
+
+    def _asked_for(self) -> str:
+        try:
+            return urlsplit(f"//{self.headers.get('host', '')}").hostname or ""
+        except ValueError:  # such as "["
+            return ""
 
     def refuse(self) -> None:
         self.close_connection = True  # whatever it sent as a body is not read
@@ -105,7 +115,12 @@ class Handler(BaseHTTPRequestHandler):
 
 def picture(sight: Sight, config: Config) -> dict[str, Any]:
     """What the page draws: numbers that JSON has, and text."""
-    found = {"run": config.run.name, "state": sight.state, "said": sight.said, "total_steps": config.run.total_steps}
+    found = {
+        "run": config.run.name,
+        "state": sight.state,
+        "said": outline(sight.said),
+        "total_steps": config.run.total_steps,
+    }
     return found if sight.snapshot is None else finite(found | _snapshot(sight.snapshot))
 
 
@@ -114,7 +129,7 @@ def _snapshot(s: Snapshot) -> dict[str, Any]:
     return {
         "version": s.version,
         "elapsed_s": round(s.elapsed_s),
-        "waiting": s.status["waiting"],
+        "waiting": outline(s.status["waiting"]),
         "alarms": alarms(s.last),
         "reward": s.mean_reward(),
         "generated": s.tokens_per_second,
@@ -125,17 +140,14 @@ def _snapshot(s: Snapshot) -> dict[str, Any]:
         "released": s.status["released"],
         "prompts": s.status["prompts"],
         "buffers": [asdict(view) for view in s.buffers if view.state != "CONSUMED"],
-        "engines": [
-            engine | {"url": without_user(engine["url"]), "load": s.load.get(engine["name"], 0)}
-            for engine in s.status["engines"]
-        ],
+        "engines": [engine | {"load": s.load.get(engine["name"], 0)} for engine in s.status["engines"]],
         "processes": [
             {"name": p["name"], "host": p.get("host", ""), "does": doing(p), "waits": bool(p.get("waiting"))}
             for p in s.processes
         ],
         "evaluations": [{name: getattr(e, name) for name in held_out} for e in s.evaluations],
         "updates": thinned(s.metrics),
-        "events": [{"ms": int(e.id.split("-")[0]), "kind": e.kind, "text": happened(e)} for e in reversed(s.events)],
+        "events": [{"ms": int(e.id.split("-")[0]), "kind": e.kind, "text": _told(e)} for e in reversed(s.events)],
     }
 
 
@@ -166,8 +178,14 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def without_user(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)
+def _told(event: Event) -> str:
+    fields = {name: outline(value) for name, value in event.fields.items() if name != "why"}
+    return happened(replace(event, fields=masked(fields)))  # masked before it is cut, which may take an address in two
+
+
+def outline(text: str) -> str:
+    """What an episode failed of may hold what the model replied: that is for `headrace events`."""
+    return re.sub(r"; the last one: .*?(?=; mend the cause|$)", "", text, flags=re.DOTALL)
 
 
 def is_loopback(host: str) -> bool:

@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+import threading
 from functools import partial
 
 import pytest
@@ -11,7 +12,7 @@ import redis
 from pipeline import doctor_machine, doctor_redis, keys, ports
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
-from pipeline.doctor import examine
+from pipeline.doctor import _finding, _sglang, examine
 from pipeline.redis_server import RedisServer, connect, find_binary
 from tests.fixtures_users import password, server_of_users
 
@@ -75,6 +76,61 @@ def test_a_redis_that_lets_in_whoever_reaches_it_is_found(server):
     assert "docker/users.acl" in todo and "protected-mode yes" in todo
     elsewhere = server.url.replace("127.0.0.1", "0.0.0.0")  # an address that is not this machine's alone
     assert "whoever reaches it is let in" in bad(of_redis(elsewhere))["redis access"][0]
+
+
+@pytest.mark.parametrize("query", ["", "?username=worker&client_name=me"])
+def test_a_redis_that_lets_in_whoever_comes_is_found_by_whom_it_knows_too(server, monkeypatch, query):
+    server.client.execute_command("ACL", "SETUSER", "worker", "on", ">s3cret", "~*", "&*", "+@all")
+    server.client.config_set("bind", "0.0.0.0")
+    server.client.config_set("protected-mode", "no")
+    monkeypatch.setenv("REDIS_PASSWORD", "s3cret")
+    url = server.url.replace("//", "//worker@" if not query else "//") + query
+    assert "lets in whoever comes without a password" in bad(of_redis(url))["redis access"][0]
+    server.client.execute_command("ACL", "SETUSER", "default", "-@all")  # in, but not allowed to PING
+    assert "lets in whoever comes" not in of_redis(url)["redis access"][1]
+    assert of_redis(url)["redis access"][1] == "only this machine is let in without a password"
+    with connect(url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "off")
+    assert of_redis(url)["redis access"][:2] == (True, "nobody is let in without a password")
+
+
+def answering(reply):
+    """The address of one that answers every visit with `reply`, or, of None, with nothing."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        kept = []
+        while True:
+            try:
+                visitor, _ = server.accept()
+            except OSError:
+                return
+            kept.append(visitor)
+            if reply is not None:
+                visitor.recv(4096)
+                visitor.sendall(reply)
+                visitor.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server, f"redis://worker@127.0.0.1:{server.getsockname()[1]}/0"
+
+
+@pytest.mark.parametrize(
+    ("reply", "ok", "found"),
+    [
+        (b"-DENIED Redis is running in protected mode\r\n", True, "nobody is let in"),
+        (b"-NOAUTH Authentication required.\r\n", True, "nobody is let in"),
+        (b"-ERR max number of clients reached\r\n", False, "was not answered (max number of clients reached)"),
+        (None, False, "was not answered (Timeout"),
+    ],
+)
+def test_only_a_refusal_is_taken_for_one(monkeypatch, reply, ok, found):
+    if reply is None:
+        monkeypatch.setattr(doctor_redis, "VISIT_S", 0.2)
+    server, url = answering(reply)
+    with server:
+        answer = doctor_redis._access(url)
+    assert answer[0] == ok and found in answer[1]
 
 
 def test_clocks_that_differ_are_found():
@@ -141,6 +197,24 @@ def test_gpus_that_the_run_names_must_be_there(tmp_path, monkeypatch):
     broken = "echo 'NVIDIA-SMI has failed'; exit 9"
     monkeypatch.setenv("PATH", program(tmp_path / "broken", "nvidia-smi", broken) + ":/bin")
     assert doctor_machine.gpus(config)[:2] == (False, "nvidia-smi fails: NVIDIA-SMI has failed")
+
+
+@pytest.mark.parametrize("name", ["nvidia-smi", "docker"])
+def test_a_program_that_hangs_is_a_finding(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PATH", program(tmp_path / "bin", name, "exec sleep 60") + ":/bin:/usr/bin")
+    monkeypatch.setattr(doctor_machine, "ASK_S", 0.2)
+    check = {"nvidia-smi": lambda: doctor_machine.gpus(None), "docker": doctor_machine.compose}[name]
+    found = _finding(name, check)
+    assert not found["ok"] and found["found"].startswith(f"`{name} ") and "has not ended within 0.2 s" in found["found"]
+    assert found["fix"]
+
+
+def test_a_program_that_cannot_be_started_is_a_finding(tmp_path, monkeypatch):
+    path = tmp_path / "python"
+    path.write_text("no program\n")
+    path.chmod(0o755)
+    found = _finding("sglang", lambda: _sglang(path))
+    assert not found["ok"] and "Exec format error" in found["found"] and found["fix"]
 
 
 @pytest.mark.parametrize(

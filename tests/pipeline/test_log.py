@@ -71,6 +71,21 @@ def test_no_password_is_written(form, monkeypatch):
     assert "s3cret" not in found and "redis://worker:***@redis:6379" in found
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_password_that_must_be_quoted_is_written_neither(form, monkeypatch):
+    monkeypatch.setenv(REDIS_PASSWORD, 'pa"ss\\word')
+    found = line(form, "%s", 'AUTH worker pa"ss\\word', nested={"given": ['pa"ss\\word']})
+    assert "ss" not in found.replace("process", "") and event_of(found) == "AUTH worker ***"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("c", ["\x1b[2J", "\x7f", "\x85", "\x9b", "\u2028", "\u202e", "\U000e0001", "\udc80"])
+def test_nothing_that_steers_a_terminal_or_ends_a_line_is_written(form, c):
+    found = line(form, "a%sb", c, word=c)
+    assert found.isprintable() and found.splitlines() == [found] and event_of(found) == f"a{c}b"
+    assert form == "text" or json.loads(found)["word"] == c
+
+
 PROGRAM = """
 import logging, sys, warnings
 from pathlib import Path

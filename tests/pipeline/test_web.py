@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,8 @@ from pipeline.run_folder import open_folder
 from pipeline.snapshot import Snapshots
 from tests.browser import MISSING, browser, chromium
 
+ENGINE = f"http://me:{'hidden' * 12}@10.0.0.7:1"
+
 
 @pytest.fixture
 def snapshot(new_run, client, run):
@@ -30,9 +33,12 @@ def snapshot(new_run, client, run):
     driver.finish(driver.reserve())
     driver.reserve()
     driver.reserve()
-    driver.c.mark_engine("e1", "failed", "no answer to /model_info " + 8 * "and again ", "http://me:hidden@10.0.0.7:1")
+    reason = f"{ENGINE}/model_info: no answer to /model_info " + 8 * "and again "
+    driver.c.mark_engine("e1", "failed", reason, ENGINE)
     Progress(client, run, "worker-0", "worker").working(in_flight=2, tokens_s=120)
     Progress(client, run, "trainer", "trainer").waiting("buffer 1: 1 of 4 occupied, 2 in flight")
+    Progress(client, run, "worker-1", "worker").waiting(f"an engine (e1 failed: {ENGINE}: no answer)")
+    driver.c.release(driver.reserve().entry, "failed", "the judge said 'a reply of the model'")
     for version in range(40):
         line = {"version": version, "reward": version / 40, "staleness": {"0": 1, "2": 3}, "mismatch_kl": 1e-4}
         line |= {"skipped": 2 if version == 39 else 0}
@@ -100,7 +106,15 @@ def test_the_page_is_told_what_the_ledger_holds(snapshot, serve):
 def test_no_prompt_and_no_password_leaves_the_page(snapshot, serve):
     body = ask(serve(Sight(snapshot, "up", "")))[1].decode()
     assert "question" not in body, "the payload of every prompt of this run"
-    assert "hidden" not in body and "http://10.0.0.7:1" in body
+    assert "hidden" not in body and body.count("http://me:***@10.0.0.7:1") >= 4, "url, reason, event, wait"
+    assert "reason=failed" in body and "a reply of the model" not in body
+
+
+def test_why_a_run_has_stopped_is_told_without_what_a_model_replied():
+    said = "3 failures in a row; the last one: found 'a\nreply'; mend the cause, then `headrace up` goes on"
+    assert web.outline(said) == "3 failures in a row; mend the cause, then `headrace up` goes on"
+    assert web.outline("failed 3 times; the last one: 'a\nreply'") == "failed 3 times"
+    assert web.outline("buffer 1: 1 of 4 occupied") == "buffer 1: 1 of 4 occupied"
 
 
 def test_the_page_is_read_only_and_alone_with_its_server(snapshot, serve):
@@ -119,6 +133,7 @@ def test_a_name_that_only_pretends_to_be_this_machine_is_refused(snapshot, serve
     server = serve(Sight(snapshot, "up", ""))
     assert ask(server, host="evil.example:80")[0].status == 421
     assert ask(server, host="localhost:8787")[0].status == 200
+    assert ask(server, host="[")[0].status == 421, "no address at all"
     assert ask(serve(Sight(snapshot, "up", ""), "0.0.0.0"), host="gpu-7:8787")[0].status == 200
 
 
@@ -128,6 +143,21 @@ def test_many_updates_are_thinned_and_keep_their_mean():
     assert len(points) == 200 and points[-1]["version"] == 999
     assert sum(p["reward"] for p in points) / 200 == pytest.approx(0.5)
     assert points[0]["staleness"] == {"1": 10} and points[0]["brier"] is None
+
+
+def test_the_page_is_also_at_the_loopback_of_ipv6(snapshot, serve):
+    there = Path("/proc/net/if_inet6")
+    if not there.exists() or "0" * 31 + "1" not in there.read_text():
+        pytest.skip("no IPv6 here")
+    server = serve(Sight(snapshot, "up", ""), "::1")
+    assert server.loopback and server.url == f"http://[::1]:{server.server_port}/"
+    with urllib.request.urlopen(server.url, timeout=30) as answer:
+        assert answer.status == 200
+
+
+def test_a_port_that_no_address_has_is_refused(headrace):
+    code, _, error = headrace("web", "shown", "--port", "70000")
+    assert code == 2 and "70000 is not in the range 0<=x<=65535" in error
 
 
 def test_a_port_that_is_taken_is_one_clear_message(serve):
