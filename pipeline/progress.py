@@ -25,6 +25,7 @@ EXPIRE_S = 30  # a process that is silent for longer, and did not say that it wo
 REFRESH_S = 0.5  # at most this often; a change between working and waiting is shown sooner
 CHANGE_S = 0.1
 MAX_METRICS = 10_000
+TEXT = {b"role", b"host", b"waiting"}  # whatever they look like: a container's host may be called 1234567e8901
 
 
 class Progress:
@@ -85,7 +86,7 @@ def read_processes(client: Redis, run: str) -> list[dict[str, Any]]:
     for name in names:
         pipe.hgetall(keys.process(run, name))
     return [
-        {"name": name} | {field.decode(): _value(value) for field, value in found.items()}
+        {"name": name} | {field.decode(): _value(field, value) for field, value in found.items()}
         for name, found in zip(names, pipe.execute(), strict=True)
         if found
     ]
@@ -126,9 +127,9 @@ def time_shares(lines: list[dict[str, Any]]) -> dict[str, float]:
     return {cause: round(seconds / whole, 3) for cause, seconds in spent.items()} if whole else {}
 
 
-def _value(raw: bytes) -> str | int | float:
+def _value(field: bytes, raw: bytes) -> str | int | float:
     text = raw.decode()
-    for kind in (int, float):
+    for kind in () if field in TEXT else (int, float):
         try:
             return kind(text)
         except ValueError:

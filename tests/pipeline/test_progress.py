@@ -1,8 +1,15 @@
 import os
+import runpy
 import time
+from pathlib import Path
+
+import pytest
 
 from pipeline import keys, progress
 from pipeline.progress import Progress, read_metrics, read_processes, read_shares, record_metrics
+from pipeline.redis_server import connect
+
+HEALTHY = str(Path(__file__).parents[2] / "docker/headrace/healthy.py")
 
 
 def test_each_process_says_what_it_waits_for(client, run):
@@ -13,6 +20,28 @@ def test_each_process_says_what_it_waits_for(client, run):
     assert first["name"] == "trainer" and first["pid"] == os.getpid()
     assert first["waiting"] == "buffer 12: 40 of 64 occupied, 24 in flight" and first["step"] == 12
     assert second | {"waiting": "", "episodes": 3, "tokens_s": 12.5, "role": "worker"} == second
+
+
+@pytest.mark.parametrize("host", ["123456789012", "1234567e8901", "infinity", "0x10"])
+def test_a_host_whose_name_is_a_number_stays_a_name(client, run, monkeypatch, host):
+    monkeypatch.setattr(progress.socket, "gethostname", lambda: host)
+    Progress(client, run, "17", "worker").waiting("12", version=12)
+    (found,) = read_processes(client, run)
+    assert found | {"name": "17", "host": host, "waiting": "12", "version": 12} == found
+
+
+def test_a_container_whose_name_is_a_number_is_healthy(redis_url, tmp_path, monkeypatch):
+    (tmp_path / "run.toml").write_text('[run]\nname = "healthy"\n')
+    monkeypatch.setenv("HEADRACE_RUN", str(tmp_path / "run.toml"))
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setattr(progress.socket, "gethostname", lambda: "1234567e8901")
+    with connect(redis_url) as client:
+        with pytest.raises(SystemExit, match="1234567e8901 has no line"):
+            runpy.run_path(HEALTHY)
+        process = Progress(client, "healthy", "worker-0", "worker")
+        process.working()
+        runpy.run_path(HEALTHY)
+        process.done()
 
 
 def test_a_call_in_every_pass_of_a_loop_writes_twice_a_second(client, run, monkeypatch):
