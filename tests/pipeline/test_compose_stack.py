@@ -13,7 +13,8 @@ echo "$*" >> "$CALLS"
 case "$*" in
   "compose ps --quiet"*) cat "$COORDINATOR" ;;
   "compose ps --all"*) cat "$WORKERS" ;;
-  *drain*) [ ! -e "$CALLS.unknown" ] || { sed -i 's/"running"/"exited"/' "$WORKERS"; echo "no worker '$8'" >&2; exit 1; }
+  *drain*)
+    [ ! -e "$CALLS.unknown" ] || { sed -i 's/"running"/"exited"/' "$WORKERS"; echo "no worker '$8'" >&2; exit 1; }
     sed -i "s/\\"running\\"\\(.*${8#worker-}\\)/\\"exited\\"\\1/" "$WORKERS" ;;
   *--scale*) [ ! -e "$CALLS.refuse" ] || { echo "no room" >&2; exit 1; } ;;
 esac
