@@ -94,6 +94,48 @@ def test_under_autocast_the_backward_pass_computes_what_the_forward_pass_did(kin
         assert (ours - its).norm() < 0.02 * its.norm()
 
 
+LIKELY = [(10.5, 0.93), (13, 0.99), (18, 0.9998)]
+
+
+def of_likely_tokens(logit, under_autocast):
+    """Gradients for hidden states and weight: here, of log_softmax in float32, and of that in float64."""
+    torch.manual_seed(0)
+    weight, targets = 0.1 * torch.randn(1024, 64), torch.randint(1024, (256,))
+    aim = weight[targets]
+    hidden = 0.5 * torch.randn(256, 64) + logit * aim / aim.pow(2).sum(-1, keepdim=True)
+    weight, hidden = weight.bfloat16(), hidden.bfloat16()
+    stored = torch.float32 if under_autocast else torch.bfloat16
+
+    def plain(layer, hidden):
+        return torch.log_softmax(layer(hidden), -1, dtype=torch.promote_types(hidden.dtype, torch.float32))
+
+    def ours(layer, hidden):
+        return logprobs_of(layer, layer, [], hidden, targets, 1.0, False)[0]
+
+    def found(compute, dtype):
+        layer, own = torch.nn.Linear(64, 1024, bias=False, dtype=dtype), hidden.to(dtype, copy=True).requires_grad_()
+        layer.weight.data.copy_(weight)
+        with torch.autocast("cpu", torch.bfloat16, enabled=under_autocast and dtype == torch.float32):
+            logprobs = compute(layer, own)
+        if logprobs.ndim == 2:
+            logprobs = logprobs.gather(-1, targets[:, None]).squeeze(-1)
+        logprobs.sum().backward()
+        return logprobs.detach().double().exp(), own.grad.double(), layer.weight.grad.double()
+
+    return found(ours, stored), found(plain, stored), found(plain, torch.float64)
+
+
+@pytest.mark.parametrize("under_autocast", [False, True])
+@pytest.mark.parametrize(("logit", "p"), LIKELY)
+def test_in_16_bits_the_gradient_of_a_likely_token_is_as_exact_as_by_log_softmax(logit, p, under_autocast):
+    """1 - p, of which it is made, is less than what 16 bits tell apart near p."""
+    ours, its, exact = of_likely_tokens(logit, under_autocast)
+    assert exact[0].median() == pytest.approx(p, abs=0.2 * (1 - p))
+    for i in (1, 2):
+        error, usual = ((found[i] - exact[i]).norm() / exact[i].norm() for found in (ours, its))
+        assert error < 1.1 * usual + 1e-3 < 0.06
+
+
 def test_no_rows_have_no_gradient():
     layer, hidden, targets = drawn("linear")
     logprobs, entropy = logprobs_of(layer, layer, [], hidden[:0].requires_grad_(), targets[:0], 1.0, True)
