@@ -16,6 +16,7 @@ hr:{run}:reserved                   zset    entry -> deadline · 2^32 + reservat
 hr:{run}:prompts                    zset    idle prompts, the race          :quarantined  zset  prompt -> ms
 hr:{run}:prompt:<id>                hash    alpha beta event visits value payload epoch attempts lost
 hr:{run}:engines                    zset    engine -> version               :engine:<name>  hash
+hr:{run}:engine_urls                hash    engine -> url, where its requests go
 hr:{run}:engine_changes             hash    engine -> url; "" for one that a person has removed
 hr:{run}:workers                    zset    incarnation -> lease's end in ms  :worker:<incarnation>  hash, …:entries
 hr:{run}:trajectories:<incarnation> stream  payload, one entry per trajectory
@@ -91,6 +92,10 @@ def engines(name: str) -> str:
 
 def engine(name: str, engine_name: str) -> str:
     return f"{run(name)}:engine:{engine_name}"
+
+
+def engine_urls(name: str) -> str:
+    return f"{run(name)}:engine_urls"
 
 
 def engine_changes(name: str) -> str:

@@ -94,10 +94,11 @@ class LedgerView:
         with self.client.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hgetall(keys.engine(self.run, name))
-            found = map(_strings, pipe.execute())
+            pipe.hgetall(keys.engine_urls(self.run))
+            *found, urls = map(_strings, pipe.execute())
         return sorted(
             (
-                EngineView(name, f.get("url", ""), int(f["version"]), f["state"], f["reason"])
+                EngineView(name, urls.get(name, ""), int(f["version"]), f["state"], f["reason"])
                 for name, f in zip(names, found, strict=True)
                 if f
             ),

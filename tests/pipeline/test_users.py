@@ -69,7 +69,8 @@ ACTIONS = {
     "stop": {"coordinator"},
     "drain a worker": {"coordinator"},
     "reap": {"coordinator"},
-    "register an engine": {"coordinator", "worker"},  # a worker that distrusts an engine marks it failed
+    "register an engine": {"coordinator"},
+    "mark an engine": {"coordinator", "worker"},  # a worker that distrusts it
     "remove an engine": {"coordinator"},
     # beside them
     "look at the run": ALL,
@@ -89,6 +90,7 @@ ACTIONS = {
     "read what another worker handed in": {"trainer", "coordinator", "viewer"},
     "write a published version": {"trainer"},
     "name another engine": {"coordinator"},
+    "give an engine another url": {"coordinator"},
     # by hand as well: to a key that one's scripts write, in any run
     "set the run's gate": PROCESSES,
     "set the run's version": PROCESSES,
@@ -103,7 +105,7 @@ ACTIONS = {
     "delete what another worker handed in": PROCESSES,
     "delete one payload of another worker": {"worker", "trainer"},
     "set another worker's drain": {"worker", "coordinator"},
-    "set an engine's url": {"worker", "coordinator"},
+    "set an engine's state": {"worker", "coordinator"},
     # beside a run
     "write a key outside hr:": NOBODY,
     "read a key outside hr:": NOBODY,
@@ -190,6 +192,8 @@ class Try:
                 c.reap()
             case "register an engine":
                 c.register_engine(ENGINE, 0, "http://127.0.0.1:1")
+            case "mark an engine":
+                c.mark_engine(ENGINE, "failed", "a test")
             case "remove an engine":
                 c.remove_engine(ENGINE)
             case "look at the run":
@@ -253,8 +257,11 @@ class Try:
                 client.xdel(keys.trajectories(run, WORKER), "1-0")
             case "set another worker's drain":
                 client.hset(keys.worker(run, WORKER), "drain", 1)
-            case "set an engine's url":
-                client.hset(keys.engine(run, ENGINE), "url", "http://127.0.0.1:9")
+            case "set an engine's state":
+                client.hset(keys.engine(run, ENGINE), "state", "ready")
+            case "give an engine another url":
+                c.mark_engine(ENGINE, "ready", url="http://127.0.0.1:9")
+                client.hset(keys.engine_urls(run), ENGINE, "http://127.0.0.1:9")
             case "write a published version":
                 client.hset(keys.versions(run), "1", "{}")
             case "name another engine":
