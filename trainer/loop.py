@@ -24,7 +24,7 @@ from typing import Any
 
 import redis
 
-from pipeline import trajectory_file
+from pipeline import checkpoint_folder, trajectory_file
 from pipeline.config import Config
 from pipeline.coordinator import Batch, Coordinator
 from pipeline.errors import RolledBack, UnknownRun
@@ -83,7 +83,8 @@ class Trainer:
         self.updater, self.receipts, state = resume(self.config, self.ranks)
         self.version, self.recent, self.probe = state["version"], state["recent"], state["probe"]
         self.begun = self.saved = self.version
-        self.event, self.prompts = 0, []  # as rank 0 saw them last
+        self.event, self.prompts = state.get("event", 0), []  # as rank 0 saw them last
+        self._on_first(self._read_prompts)
         self._on_first(lambda: self.record.forget(self.version))
 
     def _join(self) -> bool:
@@ -183,6 +184,10 @@ class Trainer:
         if self.receipts:
             self._on_first(tell)
             self.credited = max(self.credited, self.version)
+
+    def _read_prompts(self) -> None:
+        """Their evidence as of the checkpoint that this trainer begins with."""
+        self.prompts = list(checkpoint_folder.read_prompts(self.config.folder / "checkpoints").values())
 
     def _look_at_prompts(self) -> None:
         """Their evidence at this moment, when all that was trained on is credited and nothing else is."""

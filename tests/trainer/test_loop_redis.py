@@ -110,6 +110,29 @@ def test_a_redis_that_stays_away_costs_no_update(run, tmp_path):
     assert checkpoint_folder.newest(config.folder / "checkpoints").name == "2"
 
 
+def test_a_redis_that_goes_before_a_resumed_trainers_first_checkpoint_costs_no_evidence(run, tmp_path):
+    class StopsAfterOne(Trainer):
+        def _next_batch(self):
+            stopped.extend([True] * self.version)
+            return super()._next_batch()
+
+    class Goes(RedisGoes):
+        server = RedisServer.start(tmp_path / "redis")
+
+        def then(self):
+            pass
+
+    stopped, config = [], make_run(tmp_path, run, checkpoint_every=100)
+    folder = config.folder / "checkpoints"
+    with impatient(Goes.server.url) as client, Producer(client, config):
+        train(config, client, stop=lambda: bool(stopped), kind=StopsAfterOne)
+        known, event = checkpoint_folder.read_prompts(folder), checkpoint_folder.read_state(folder / "1")["event"]
+        give_up_on_redis(config, client, Goes, loop)
+    assert known and checkpoint_folder.newest(folder).name == "2"
+    assert checkpoint_folder.read_prompts(folder) == known
+    assert checkpoint_folder.read_state(folder / "2")["event"] == event
+
+
 def test_a_redis_that_goes_while_an_update_is_made_costs_no_update(run, tmp_path, uninterrupted):
     class GoesMeanwhile(Trainer):
         def _start(self):
