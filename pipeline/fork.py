@@ -94,7 +94,7 @@ def _write_checkpoint(parent: Config, child: Config, checkpoint: Path, folder: P
     own = {name: checkpoint_folder.digest_of(folder / name) for name in (PROMPTS, PREVIOUS) if (folder / name).exists()}
     dropped = {"optimizer": betas != parent.optimizer.betas, "reference": child.loss.reference != parent.loss.reference}
     state["parts"] = [part for part in state["parts"] if not dropped.get(part)]
-    state |= {"version": 0, "event": 0, "recent": [], "credits": [], "files": tensors | own}
+    state |= {"version": 0, "event": 0, "recent": [], "credits": [], "skipped_in_a_row": 0, "files": tensors | own}
     checkpoint_folder.write_state(folder, state)
     checkpoint_folder.verify(folder, state["files"])
     return {

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 ADVICE = (
     "one engine far off: its weights, version or device; all alike: rollout.temperature, sampler settings in "
-    "engines.args, model.dtype against the engines', a quantized engine; more with age: the policy moves fast, lower "
-    "optimizer.lr or buffers.max_staleness"
+    "engines.args, model.dtype against the engines', a quantized engine; more with age: the policy moves fast, go "
+    "on with a lower optimizer.lr or buffers.max_staleness: headrace fork RUN optimizer.lr=…"
 )
 
 
@@ -47,10 +47,11 @@ class MismatchAlarm:
         """
         before, self.on = self.on, mismatch_kl >= self._limit
         if self.on and not before:
-            parts = by_engine_and_age(trajectories, logprobs(trajectories), version)
+            found = by_engine_and_age(trajectories, logprobs(trajectories), version)
             self._tell(
                 f"update {version}: trainer and engines disagree: mismatch_kl is {mismatch_kl:.3g} nats a token, "
-                f"trainer.mismatch_alarm {self._limit:g}. {parts}. Where to look: {ADVICE}"
+                f"trainer.mismatch_alarm {self._limit:g}. With the policy after the update, {found}. Where to look: "
+                f"{ADVICE}"
             )
         if before and not self.on:
             self._tell(f"update {version}: trainer and engines agree again: mismatch_kl is {mismatch_kl:.3g}")
@@ -71,7 +72,7 @@ def by_engine_and_age(trajectories: Sequence[Trajectory], logprobs: Sequence[np.
             part = apart[s.start : s.start + s.length]
             engines[s.engine].append(part)
             ages[version - s.version].append(part)
-    return f"By engine: {_means(engines)}; by updates behind: {_means(ages)}"
+    return f"by engine: {_means(engines)}; by updates behind: {_means(ages)}"
 
 
 def _means(parts: dict) -> str:

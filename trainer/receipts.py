@@ -62,8 +62,9 @@ class Receipts:
         moved = np.zeros(len(known)) if stood else drifts(old, self._updater.logprobs(known))
         if not np.isfinite(moved).all():
             raise TrainingFailed(
-                f"update {version}: log-probs of the model are not finite after it; lower optimizer.lr "
-                f"(now {metrics['lr']:g}) and start again from the newest checkpoint"
+                f"update {version}: log-probs of the model are not finite after it; go on from the newest "
+                f"checkpoint with a lower optimizer.lr (now {metrics['lr']:g}): "
+                f"headrace fork {self._updater.config.run.name} optimizer.lr=…"
             )
         of_known = iter(moved)
         retentions = [retention(0.0 if trajectory is None else next(of_known)) for trajectory in before]

@@ -109,8 +109,9 @@ class Stepper:
         if self.skipped_in_a_row >= most:
             raise TrainingFailed(
                 f"{said}. The {self.skipped_in_a_row} optimizer steps before were skipped for such a cause "
-                f"(trainer.max_skipped = {most}), and this one is not made either; lower optimizer.lr (now "
-                f"{self._config.optimizer.lr:g}) or optimizer.max_grad_norm and start again"
+                f"(trainer.max_skipped = {most}), and this one is not made either; go on from the newest "
+                f"checkpoint with a lower optimizer.lr (now {self._config.optimizer.lr:g}) or optimizer.max_grad_norm: "
+                f"headrace fork {self._config.run.name} optimizer.lr=…"
             )
         self.skipped_in_a_row += 1
         if self._ranks.first:

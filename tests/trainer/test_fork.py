@@ -120,6 +120,13 @@ def test_a_fork_that_cannot_be_is_refused_and_leaves_nothing(parent, overrides, 
     assert sorted(path.name for path in config.run.folder.iterdir()) == sorted([config.run.name, "taken"])
 
 
+def test_a_fork_begins_with_no_optimizer_step_that_was_skipped(parent):
+    checkpoint = parent[0].folder / "checkpoints" / "4"
+    checkpoint_folder.write_state(checkpoint, checkpoint_folder.read_state(checkpoint) | {"skipped_in_a_row": 3})
+    child, _ = child_of(parent[0], "optimizer.lr=1e-5")
+    assert checkpoint_folder.read_state(child.folder / "checkpoints" / "0")["skipped_in_a_row"] == 0
+
+
 def test_a_damaged_checkpoint_is_not_forked_from(parent):
     config, _ = parent
     with (config.folder / "checkpoints" / "4" / "__0_0.distcp").open("ab") as file:

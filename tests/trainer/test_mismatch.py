@@ -46,12 +46,13 @@ def test_an_engine_that_disagrees_is_told_when_it_begins_and_when_it_ends_and_in
     began, ended = told(caplog)
     assert began.startswith("update 2: trainer and engines disagree: mismatch_kl is ")
     assert "trainer.mismatch_alarm 0.1" in began and "rollout.temperature" in began
+    assert "headrace fork" in began and "after the update, by engine" in began
     assert ended.startswith("update 5: trainer and engines agree again")
 
 
 def test_it_is_told_which_engine_it_is(updater, caplog):
     update(updater, rolled_out(updater, temperature=lambda i: 1.0 + i % 2))
-    engines = dict(part.split(" ") for part in told(caplog)[0].split("By engine: ")[1].split(";")[0].split(", "))
+    engines = dict(part.split(" ") for part in told(caplog)[0].split("by engine: ")[1].split(";")[0].split(", "))
     assert float(engines["engine-0"]) < 1e-6 < 0.1 < float(engines["engine-1"])
 
 
@@ -63,7 +64,7 @@ def test_a_segment_counts_for_its_own_engine_and_version():
     )
     apart = np.where(actions >= second.start, 1.0, 0.0)
     said = by_engine_and_age([split], [split.rollout_logprobs[actions] + apart.astype(np.float32)], version=5)
-    assert said == "By engine: a 0, b 0.72; by updates behind: 0 0.72, 2 0"
+    assert said == "by engine: a 0, b 0.72; by updates behind: 0 0.72, 2 0"
 
 
 def test_the_threshold_is_the_settings(tiny_model):
