@@ -6,8 +6,9 @@
 Neither needs Redis or a GPU, and the run may be up. The folder appears whole or not at all.
 """
 
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.run_folder import find_run
 from pipeline.supervisor import Supervisor
-from pipeline.weights import MANIFEST
+from pipeline.weights import MANIFEST, BadWeights, Manifest
 
 EXPORT_S = 6 * 3600.0  # of a model of any size, on any disk
 
@@ -33,13 +34,16 @@ def export(run: str | None, folder: Path, version: int | None = None) -> dict[st
         names = ", ".join(map(str, there)) or "none"
         wanted = "nothing to export" if version is None else f"no version {version}"
         raise ConfigError(f"{wanted} of the run {config.run.name!r}: there are weights or checkpoints of {names}")
-    write(config, version, folder, config.model.dtype, shutil.copyfile)
+    try:
+        write(config, version, folder, config.model.dtype, shutil.copyfile)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.filename} has just been deleted: export a newer version") from None
     return {"run": config.run.name, "version": version, "folder": str(folder), "dtype": config.model.dtype}
 
 
 def versions(config: Config) -> list[int]:
     """Of whole weights and of checkpoints, in order."""
-    published = {weights.read_manifest(path).version for path in weights.published(config.folder / "weights")}
+    published = {manifest.version for _, manifest in _manifests(config)}
     return sorted(published | {int(path.name) for path in checkpoint_folder.all_of(config.folder / "checkpoints")})
 
 
@@ -50,23 +54,26 @@ def write(config: Config, version: int, folder: Path, dtype: str, copy: Callable
     shutil.rmtree(draft, ignore_errors=True)
     try:
         if (source := _published(config, version, dtype)) is None:
-            _from_checkpoint(config, version, draft, dtype)
+            _from_checkpoint(config, version, folder, dtype)
         else:
             draft.mkdir()
             for name in weights.verify_files(source).files:
                 copy(source / name, draft / name)
             shutil.copyfile(source / MANIFEST, draft / MANIFEST)
-        draft.rename(folder)
+            draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def _published(config: Config, version: int, dtype: str) -> Path | None:
+    wanted = (path for path, found in _manifests(config) if (found.version, found.dtype) == (version, dtype))
+    return next(wanted, None)
+
+
+def _manifests(config: Config) -> Iterator[tuple[Path, Manifest]]:
     for path in weights.published(config.folder / "weights"):
-        manifest = weights.read_manifest(path)
-        if (manifest.version, manifest.dtype) == (version, dtype):
-            return path
-    return None
+        with contextlib.suppress(BadWeights):  # it is being deleted
+            yield path, weights.read_manifest(path)
 
 
 def _from_checkpoint(config: Config, version: int, folder: Path, dtype: str) -> None:

@@ -77,6 +77,7 @@ def write_weights(
     draft = folder.with_name(f".{folder.name}.new")
 
     def begin() -> dict[str, TensorFile]:
+        shutil.rmtree(draft, ignore_errors=True)  # of one that was killed
         draft.mkdir(parents=True)
         _write_settings(model, draft, base, dtype)
         if len(files) > 1:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline import weights
 from pipeline.errors import ConfigError
 from pipeline.export import export
+from pipeline.weights import MANIFEST
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import train
 
@@ -39,6 +41,7 @@ def test_the_newest_version_is_a_folder_that_transformers_loads(trained, tmp_pat
         for path in weights.published(config.folder / "weights"):
             path.rename(tmp_path / path.name)
     folder = tmp_path / "elsewhere" / "model"
+    (folder.parent / ".model.new").mkdir(parents=True)  # of one that was killed
     assert exported(config, folder) == {
         "run": config.run.name,
         "version": 2,
@@ -53,6 +56,23 @@ def test_the_newest_version_is_a_folder_that_transformers_loads(trained, tmp_pat
         config.model_path
     ).decode([65])
     assert not [path.name for path in folder.parent.iterdir() if path.name != "model"]
+
+
+def test_weights_that_the_run_deletes_meanwhile_are_told_as_such(trained, tmp_path, monkeypatch):
+    config, _ = trained
+    half_deleted, other = weights.published(config.folder / "weights")[:2]
+    (half_deleted / MANIFEST).write_text("{")
+    assert export(str(config.folder), tmp_path / "first", 1)["version"] == 1
+
+    def deletes(source, target, copyfile=shutil.copyfile):
+        if other.exists():
+            shutil.rmtree(other)
+        return copyfile(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", deletes)
+    with pytest.raises(ConfigError, match="has just been deleted: export a newer version"):
+        export(str(config.folder), tmp_path / "second", 1)
+    assert [path.name for path in tmp_path.iterdir() if "second" in path.name] == []
 
 
 def test_an_older_version_is_asked_for_and_nothing_is_overwritten(trained, tmp_path):

@@ -110,6 +110,13 @@ def test_a_disk_that_refuses_is_told_and_no_folder_appears(wide, tiny_model, tmp
 BEGIN = Writer.begin
 
 
+def test_what_a_killed_writer_has_left_is_in_nobodys_way(wide, tiny_model, tmp_path):
+    (tmp_path / ".1.new").mkdir()
+    (tmp_path / ".1.new" / "model-00009-of-00009.safetensors").touch()
+    write_weights(wide, tmp_path / "1", 1, tiny_model, "float32", PROBE)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"] and not list((tmp_path / "1").glob("*00009*"))
+
+
 def test_a_delta_writes_the_layers_that_were_trained_and_links_the_others(tiny_model, tmp_path):
     model, delta = policy.load(tiny_model), Delta()
     whole = write_weights(model, tmp_path / "1", 1, tiny_model, "bfloat16", PROBE, delta=delta)
