@@ -109,6 +109,7 @@ NOT_SHARED = {
     # all about starting servers; what they compute, label and probe say
     "engines": set(Engines.model_fields) - {"probe_tolerance"},
     "rollout": {"workers", "concurrency"},
+    "publish": {"transport", "bucket_mb", "delta"},
     "trainer": {
         "ranks",
         "gpus",
@@ -124,6 +125,7 @@ NOT_SHARED = {
         "threads",
         "wait_timeout_s",
         "archive",
+        "checkpoint_every",
         "checkpoints_kept",
         "max_skipped",
         "mismatch_alarm",

@@ -333,6 +333,7 @@ def test_the_digest_covers_what_processes_share_and_nothing_that_may_differ_betw
     digest = load(toml).digest
     assert load(toml, ["optimizer.lr=1"]).digest != digest
     assert load(toml, ["buffers.max_staleness=3"]).digest != digest
+    assert load(toml, ["publish.every=2"]).digest != digest
     may_differ = [
         "run.folder=/elsewhere",
         "rollout.workers=9",
@@ -341,6 +342,10 @@ def test_the_digest_covers_what_processes_share_and_nothing_that_may_differ_betw
         "redis.port=7000",
         "run.total_steps=9",
         "advantage.values=runs/x",
+        "trainer.checkpoint_every=3",
+        "publish.bucket_mb=8",
+        "publish.transport=distributed",
+        "publish.delta=true",
     ]
     assert load(toml, may_differ).digest == digest
 
