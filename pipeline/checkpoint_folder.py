@@ -11,6 +11,7 @@
 Where in Redis it stands is its version: the next batch is that of buffer `version`, whatever else Redis has become.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -64,7 +65,13 @@ def verify(path: Path, names: Iterable[str]) -> None:
     for name in names:
         if not (path / name).is_file():
             raise DamagedCheckpoint(f"{path / name} is missing")
-        if digest_of(path / name) != files[name]:
+        try:
+            digest = digest_of(path / name)
+        except OSError as error:
+            if error.errno != errno.EIO:  # else the disk is there, and has lost it
+                raise
+            raise DamagedCheckpoint(f"{path / name} cannot be read ({error.strerror})") from None
+        if digest != files[name]:
             raise DamagedCheckpoint(f"{path / name} is not what was written")
 
 

@@ -69,6 +69,18 @@ def test_the_newest_few_are_kept_and_a_damaged_one_until_they_are_newer(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["8"]
 
 
+def test_a_file_that_the_disk_cannot_read_is_damage_and_one_that_may_not_be_read_is_not(tmp_path, monkeypatch):
+    path = write(tmp_path, 2, prompts="", other="")
+    (path / "other.jsonl").unlink()
+    (path / "other.jsonl").symlink_to("/proc/self/mem")  # its first byte is no memory of a process: EIO
+    with pytest.raises(checkpoint_folder.DamagedCheckpoint, match=r"other\.jsonl cannot be read"):
+        checkpoint_folder.verify(path, ["other.jsonl"])
+    (path / "prompts.jsonl").unlink()
+    (path / "prompts.jsonl").symlink_to("/proc/self/clear_refs")  # may only be written
+    with pytest.raises(OSError):
+        checkpoint_folder.verify(path, ["prompts.jsonl"])
+
+
 @pytest.mark.parametrize(
     "text, expected",
     [
