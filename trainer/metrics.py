@@ -1,7 +1,8 @@
 """The trainer as metrics: the newest line of metrics.jsonl, what the lines of this process add up to, where its time
 goes. Rank 0 alone serves them.
 
-    headrace_reward 0.71                                   GAUGES, of the newest update; one that a line lacks is absent
+    headrace_reward 0.71                                   GAUGES, of the newest update; what its line lacks is absent
+    headrace_publication_bytes 988097824                   and of the newest publication
     headrace_trained_tokens_total 81920                    COUNTERS, since this process has started
     headrace_trainer_seconds_total{doing="ready"} 12.5     grows also while nothing gets done
 """
@@ -34,7 +35,7 @@ GAUGES = {
     "seconds": ("headrace_update_period_seconds", "From the update before to the newest one", 1),
     "step_seconds": ("headrace_update_seconds", "How long the newest update took, without any waiting", 1),
     "mfu": ("headrace_model_flops_utilization_ratio", "Model FLOPs, as a share of the device's peak", 1),
-    "peak_memory_gib": ("headrace_trainer_peak_memory_bytes", "Most memory that the newest update took", 1 << 30),
+    "peak_memory_gib": ("headrace_trainer_peak_memory_bytes", "Most memory that any rank has had at once", 1 << 30),
     "publish_seconds": ("headrace_publication_seconds", "How long the newest publication took", 1),
     "publish_bytes": ("headrace_publication_bytes", "How much the newest publication wrote", 1),
 }
@@ -66,7 +67,7 @@ class TrainerMetrics:
         alarm = self._settings.mismatch_alarm
         yield gauge("headrace_mismatch_alarm_nats", "trainer.mismatch_alarm", alarm)
         for key, (name, help, unit) in GAUGES.items():
-            if (value := record.last.get(key)) is not None:
+            if (value := (record.publication | record.last).get(key)) is not None:
                 yield gauge(name, help, value * unit)
 
     def _spent(self) -> dict[str, float]:

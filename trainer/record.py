@@ -36,6 +36,7 @@ class Record:
         self.seconds: Counter[str] = Counter()  # of all lines
         self.totals: Counter[str] = Counter(updates=0)  # of whatever is a number in all lines
         self.last: dict[str, Any] = {}  # line
+        self.publication: dict[str, float] = {}  # what the newest line with one says of it
         self.publish_bytes = 0  # of tensors, written since the last line
         self.checkpoint_seconds = 0.0  # that a thread took for those which became durable since the last line
 
@@ -83,11 +84,12 @@ class Record:
             "step_seconds": round(spent["update"], 4),
             "idle_seconds": round(spent["ready"], 4),
             "wait_seconds": {cause: round(spent[cause], 4) for cause in WAITS},
-            "publish_seconds": round(spent["publish"], 4),
-            "publish_bytes": self.publish_bytes,
             "checkpoint_seconds": round(self.checkpoint_seconds, 4),
             **rates(metrics["tokens"], metrics["flops"], spent["update"], self.peak),
         }
+        if "publish" in spent:
+            self.publication = {"publish_seconds": round(spent["publish"], 4), "publish_bytes": self.publish_bytes}
+            line |= self.publication
         self.checkpoint_seconds, self.publish_bytes = 0.0, 0
         self.seconds.update(spent)
         self.totals.update({"updates": 1} | {name: n for name, n in line.items() if isinstance(n, int | float)})

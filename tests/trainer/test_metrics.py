@@ -36,6 +36,21 @@ def test_gauges_are_the_newest_updates_and_counters_add_up(record):
     assert "headrace_loss" not in found, "the line does not have it"
 
 
+def test_a_publication_is_told_until_the_next_one(record):
+    metrics = TrainerMetrics(record, Settings())
+    with record.timed("publish"):
+        record.publish_bytes += 800
+    first = record.write(0, ["e0"], {"tokens": 1, "flops": 1})
+    second = record.write(1, ["e1"], {"tokens": 1, "flops": 1})
+    assert first["publish_bytes"] == 800 and first["publish_seconds"] == first["wait_seconds"]["publish"]
+    assert not {"publish_bytes", "publish_seconds"} & second.keys()
+    assert told(metrics)["headrace_publication_bytes"] == {(): 800}
+    with record.timed("publish"):
+        record.publish_bytes += 700
+    record.write(2, ["e2"], {"tokens": 1, "flops": 1})
+    assert told(metrics)["headrace_publication_bytes"] == {(): 700}
+
+
 def test_time_is_told_by_its_cause_also_while_it_passes(record):
     metrics = TrainerMetrics(record, Settings())
     seen = []
