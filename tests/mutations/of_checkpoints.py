@@ -8,7 +8,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint's files are there, whatever is in them",
         "pipeline/checkpoint_folder.py",
-        "if digest_of(path / name) != files[name]:",
+        "if digest != files[name]:",
         "if False:",
         f"{TESTS}damage.py::test_a_damaged_checkpoint_is_named_and_the_one_before_stands_in",
     ),
@@ -48,5 +48,12 @@ MUTATIONS = [
         'faded = rho ** (event - prompt["event"])',
         "faded = 1.0",
         f"{TESTS}fork.py::test_evidence_is_as_faded_as_it_was",
+    ),
+    Mutation(
+        "a trainer that comes back knows nothing of the prompts until its first checkpoint",
+        "trainer/loop.py",
+        "        self._on_first(self._read_prompts)\n",
+        "",
+        f"{TESTS}loop_redis.py::test_a_redis_that_goes_before_a_resumed_trainers_first_checkpoint_costs_no_evidence",
     ),
 ]
