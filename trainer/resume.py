@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from pipeline import checkpoint_folder
 from pipeline.config import Config
 from pipeline.weights import read_manifest
-from trainer import checkpoint
+from trainer import checkpoint, memory
 from trainer.attention import described, suit
+from trainer.disk import remove_drafts
 from trainer.initial_weights import fill
-from trainer.memory import estimate
 from trainer.model import recompute_layers
-from trainer.publish import remove_drafts
 from trainer.ranks import Ranks
 from trainer.receipts import Receipts
 from trainer.reference import make_reference
@@ -54,7 +53,7 @@ def resume(config: Config, ranks: Ranks) -> Resumed:
         updater.stepper.skipped_in_a_row = state["skipped_in_a_row"]
     if ranks.first:
         parameters = sum(parameter.numel() for parameter in updater.model.parameters())
-        log.info("memory, by arithmetic: %s", estimate(config, updater.model.config, parameters))
+        log.info("memory, by arithmetic: %s", memory.described(config, updater.model.config, parameters))
     if config.advantage.evidence == "event":
         return Resumed(updater, None, state)
     previous = ranks.on_each(lambda: checkpoint.read_previous(found)) if found else []
@@ -70,11 +69,13 @@ def make_updater(base: Path, config: Config, ranks: Ranks, found: Path | None = 
     updater = Updater(policy, make_optimizer(policy, config), config, ranks, "alone", reference)
     if found:
         checkpoint.load(found, updater)
-    for model in filter(None, (policy, reference)):
-        if not found:
+    else:
+        for model in filter(None, (policy, reference)):
             fill(model, base, ranks)
-        updater.layout = suit(model, ranks.device)
-        model.reshard()  # which otherwise a backward pass does
+    updater.layout = suit(policy, ranks.device)
+    policy.reshard()  # which otherwise a backward pass does
+    if reference is not None:  # the same trajectories, laid in the same way
+        reference.config._attn_implementation = policy.config._attn_implementation
     if ranks.first:
         log.info("attention: %s", described(policy, updater.layout, ranks.device, config.model.dtype))
     return updater

@@ -1,5 +1,6 @@
 """Which models take trajectories that share one row, and that none of these sees another."""
 
+import copy
 import json
 
 import numpy as np
@@ -8,18 +9,32 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
     DeepseekV3Config,
+    FalconH1Config,
     Gemma2Config,
+    GPT2LMHeadModel,
     GptOssConfig,
+    JambaConfig,
+    Lfm2Config,
+    MixtralConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+    RecurrentGemmaConfig,
     RwkvConfig,
 )
 
+from pipeline.config import Trainer
+from tests.trainer.gradients import make_updater, settings
 from tests.trainer.ledger import trajectory
 from tests.trainer.test_model import SHAPES, SIZES, Largest, packed, plain, random_model
+from trainer import resume
 from trainer.attention import NAME, AttentionUnsuitable, attend, borders, described, suit
 from trainer.model import action_logprobs
 from trainer.packing import pack
+from trainer.ranks import joined
 
 GROUPED = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 NARROW = {
@@ -66,6 +81,76 @@ def test_a_model_that_could_use_flash_attention_takes_trajectories_in_one_row(sh
 def test_a_model_that_needs_more_of_its_attention_keeps_its_own(shape):
     config, layouts = OTHERS[shape]
     check(random_model(config), layouts)
+
+
+STATE = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2}
+LEAKY = {
+    "a convolution": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "states beside attention": FalconH1Config(**SIZES, **STATE),
+    "states between attention": JambaConfig(
+        **SIZES, num_experts=2, use_mamba_kernels=False, attn_layer_period=2, attn_layer_offset=1
+    ),
+    "a gated recurrence": RecurrentGemmaConfig(
+        **SIZES | {"num_hidden_layers": 3}, lru_width=32, head_dim=16, attention_window_size=64
+    ),
+    "linear attention": Qwen3NextConfig(
+        **SIZES | {"num_hidden_layers": 4}, head_dim=16, moe_intermediate_size=32, **LINEAR, **MOE
+    ),
+    "a bias by distance": BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=320),
+}
+APART = {
+    "grouped heads": FLAT["grouped heads"],
+    "experts": Qwen3MoeConfig(**GROUPED, moe_intermediate_size=32, **MOE),
+    "other experts": MixtralConfig(**SIZES, num_local_experts=4),
+}
+
+
+def as_drawn(config, dtype):
+    """With the weights that Transformers begins with: small, so that what little leaks is little."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", LEAKY)
+def test_a_layer_that_hands_a_little_of_one_trajectory_to_the_next_keeps_them_in_rows_of_their_own(shape, dtype):
+    model = as_drawn(LEAKY[shape], dtype)
+    assert suit(model, model.device) == "alone"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", APART)
+def test_experts_that_get_other_numbers_of_tokens_are_no_leak(shape, dtype):
+    model = as_drawn(APART[shape], dtype)
+    assert suit(model, model.device) == "flat"
+
+
+def test_policy_and_reference_have_the_layout_that_is_measured_of_the_policy(tiny_model, monkeypatch):
+    measured = []
+    monkeypatch.setattr(resume, "suit", lambda model, device: measured.append(model) or suit(model, device))
+    with joined(Trainer()) as ranks:
+        updater = make_updater(ranks, settings(tiny_model, 4096, loss={"kl": 0.1}))
+    assert measured == [updater.model] and updater.layout == "flat"
+    assert {model.config._attn_implementation for model in (updater.model, updater.reference)} == {NAME}
+
+
+def test_wrong_positions_are_found_though_nothing_leaks():
+    """A model that counts positions from the start of the row: where a trajectory lies would change it."""
+
+    class Counting(GPT2LMHeadModel):
+        def forward(self, input_ids, position_ids, **others):
+            counted = torch.arange(input_ids.shape[1])[None].expand_as(input_ids)
+            mask = (position_ids == 0).cumsum(-1)
+            mask = (mask[:, None, :, None] == mask[:, None, None]).tril()
+            return super().forward(input_ids, position_ids=counted, attention_mask=mask, use_cache=False)
+
+    torch.manual_seed(0)
+    model = Counting(SHAPES["learned positions"]).eval()
+    model.transformer.wpe.weight.data.normal_()
+    model._supports_flash_attn = False
+    assert suit(model, model.device) == "alone"
 
 
 def test_nothing_of_the_size_of_all_pairs_of_tokens_is_made():
