@@ -122,22 +122,27 @@ def recompute_layers(model: PreTrainedModel) -> None:
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The decoder layers, sharded or not: a sharded one's class derives from the model's own."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if names & {kind.__name__ for kind in type(module).__mro__}]
+    named = [module for module in model.modules() if names & {kind.__name__ for kind in type(module).__mro__}]
+    inner = {part for module in named for part in module.modules() if part is not module}  # such as a layer's mixer
+    return [module for module in named if module not in inner]
 
 
 def _without_head(model: PreTrainedModel, inputs: dict[str, Any]):
     """What the model's layers return, called as the model itself calls them; its head gets nothing to do."""
     layers, found = model.get_decoder(), []
+    refusal = ModelError(f"{type(model).__name__} has no layers apart from its head; train another kind of model")
     compute = layers.forward
 
     def keep(*arguments, **options):
         found.append(compute(*arguments, **options))
+        if not hasattr(found[0], "last_hidden_state"):  # what Transformers takes for its layers is not them
+            raise refusal
         return replace(found[0], last_hidden_state=found[0].last_hidden_state[:, :0])
 
     with _replaced(layers, keep):
         type(model).forward(model, **inputs)
     if not found:
-        raise ModelError(f"{type(model).__name__} has no layers apart from its head; train another kind of model")
+        raise refusal
     return found[0]
 
 

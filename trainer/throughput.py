@@ -79,21 +79,24 @@ def costs_of(model: PreTrainedModel) -> Costs:
     head = model.get_output_embeddings().weight
     looked_up = {id(head), id(model.get_input_embeddings().weight)}
     weights = sum(p.numel() * _used(name, config) for name, p in model.named_parameters() if id(p) not in looked_up)
-    heads = config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    heads = getattr(config, "num_attention_heads", 0)  # none: recurrent layers alone
+    width = heads and heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     window = getattr(config, "sliding_window", None)
     every = "full_attention" if window is None else "sliding_attention"
     kinds = getattr(config, "layer_types", None) or [every] * config.num_hidden_layers
     windows = {"full_attention": None, "sliding_attention": window}  # other kinds are linear in the length
-    return Costs(2.0 * weights, 2.0 * head.numel(), [(windows[kind], 4.0 * width) for kind in kinds if kind in windows])
+    attention = [(windows[kind], 4.0 * width) for kind in kinds if width and kind in windows]
+    return Costs(2.0 * weights, 2.0 * head.numel(), attention)
 
 
 def _used(name: str, config) -> float:
-    """The share of a parameter that a token is multiplied with."""
+    """The share of a parameter that a token is multiplied with; 1 for experts whose number has another name."""
     if ".experts." not in name:
         return 1.0
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return config.num_experts_per_tok / next(getattr(config, n) for n in names if hasattr(config, n))
+    there = next((count for n in names if (count := getattr(config, n, None))), None)
+    chosen = getattr(config, "num_experts_per_tok", None)
+    return chosen / there if chosen and there else 1.0
 
 
 def rates(tokens: int, flops: float, seconds: float, peak: float | None) -> dict[str, float]:

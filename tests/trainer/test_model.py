@@ -15,6 +15,7 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     MistralConfig,
+    ModernBertDecoderConfig,
     OPTConfig,
 )
 
@@ -139,6 +140,12 @@ def test_a_model_that_is_one_with_its_head_is_refused():
 
     with pytest.raises(ModelError, match="Whole has no layers apart from its head"):
         action_logprobs(Whole(SHAPES["learned positions"]), pack([[0]], [trajectory(0)]))
+
+
+def test_a_model_whose_head_goes_by_the_name_of_its_layers_is_refused():
+    model = random_model(ModernBertDecoderConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2))
+    with pytest.raises(ModelError, match="ModernBertDecoderForCausalLM has no layers apart from its head"):
+        action_logprobs(model, pack([[0]], [trajectory(0)]))
 
 
 def test_entropy_is_that_of_the_tempered_distribution(tiny_model):

@@ -4,13 +4,33 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MambaConfig,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    RwkvConfig,
+)
 
 from tests.trainer import gradients
 from trainer import throughput
 from trainer.throughput import costs_of, pairs, peak, peak_memory_gib, rates
 
 LENGTHS = [7, 30, 19]
+EXPERTS = Qwen3MoeConfig(
+    vocab_size=64,
+    hidden_size=32,
+    moe_intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=8,
+    num_experts_per_tok=2,
+)
 
 
 def whole_square(costs, length):
@@ -67,22 +87,36 @@ def test_a_layer_with_a_window_is_told_from_one_without():
 
 
 def test_of_experts_those_count_that_a_token_is_sent_to():
-    config = Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_experts=8,
-        num_experts_per_tok=2,
-    )
-    model = Qwen3MoeForCausalLM(config)
+    model = Qwen3MoeForCausalLM(EXPERTS)
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     others = sum(p.numel() for name, p in model.named_parameters() if ".experts." not in name) - 2 * 64 * 32
     assert experts == 8 * 3 * 32 * 16
     assert costs_of(model).token == 2 * (experts / 4 + others)
+
+
+def test_experts_whose_number_is_not_known_count_in_full():
+    name = "model.layers.0.mlp.experts.down_proj"
+    assert throughput._used(name, EXPERTS) == 1 / 4
+    assert throughput._used(name, PreTrainedConfig()) == 1
+
+
+WITHOUT_ATTENTION = {
+    "rwkv": RwkvConfig(hidden_size=32, num_hidden_layers=2, vocab_size=320, context_length=128),
+    "mamba": MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=320, state_size=8),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_ATTENTION)
+def test_a_model_without_attention_is_trained_and_its_cost_grows_with_the_tokens_alone(kind, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(WITHOUT_ATTENTION[kind])
+    model.save_pretrained(tmp_path)
+    costs = costs_of(model)
+    assert costs.windows == [] and costs.forward([20], 0) == 2 * costs.forward([10], 0) > 0
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    metrics, _, after = gradients.compute(tmp_path, 4096)
+    assert metrics["skipped"] == 0 and np.isfinite(metrics["loss"])
+    assert any((after[name] != before[name]).any() for name in before)
 
 
 @pytest.mark.parametrize(
