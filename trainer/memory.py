@@ -11,6 +11,8 @@
                                            hidden, intermediate, query and key sizes; of others rather less
                   T · (layers · c h + A)   with trainer.activation_checkpointing
     logits        10 bytes of each cell of head.py's chunk, whatever the vocabulary
+    head          6 V · hidden             the gradient of its weight: summed in float32, and in 16 bits beside it a
+                                           chunk's, then the cast sum; 4 V · hidden in float32
 
 Not in it: CUDA's and NCCL's own, 1 to 2 GiB; what the allocator cannot use, some percent; the reference of loss.kl,
 4 n / s and a gathered layer. A publication needs publish.bucket_mb when the activations are gone.
@@ -37,6 +39,7 @@ class Memory(NamedTuple):
     gathered: float
     activations: float
     logits: float
+    head: float
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in self._asdict().items())
@@ -59,13 +62,22 @@ def estimate(config: Config, model: PretrainedConfig, parameters: int) -> Memory
     layers = text.num_hidden_layers
     each_token = layers * size * text.hidden_size + kept if trainer.activation_checkpointing else layers * kept
     cells = CELLS["cuda" if trainer.gpus else "cpu"]
-    return Memory(12 * own, gradients, gathered, trainer.token_budget * each_token, 10 * cells)
+    head = (4 if size == 4 else 6) * embedding
+    return Memory(12 * own, gradients, gathered, trainer.token_budget * each_token, 10 * cells, head)
+
+
+def described(config: Config, model: PretrainedConfig, parameters: int) -> str:
+    """The estimate, for the log: no run ends because a model's config does not say what it is made of."""
+    try:
+        return str(estimate(config, model, parameters))
+    except (AttributeError, TypeError, ArithmeticError) as error:
+        return f"not known of {type(model).__name__}: {error}"
 
 
 def _kept(text: PretrainedConfig, dtype: str, gpu: bool) -> float:
     """A: bytes of one token in one layer."""
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", 0)  # none: recurrent layers alone
+    head = heads and (getattr(text, "head_dim", None) or text.hidden_size // heads)
     query, key = head * heads, head * (getattr(text, "num_key_value_heads", None) or heads)
     wide = (
         getattr(text, "intermediate_size", None) or 4 * text.hidden_size

@@ -1,14 +1,19 @@
 """The arithmetic of memory against what torch keeps, and against sums that a person can check."""
 
+import weakref
+
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM, RwkvConfig
 
 from tests.trainer.gradients import settings
 from tests.trainer.ledger import trajectory
+from trainer import head
 from trainer import model as policy
 from trainer.attention import suit
-from trainer.memory import GIB, estimate
+from trainer.memory import GIB, described, estimate
 from trainer.packing import pack, plan
 
 QWEN3_8B = Qwen3Config(
@@ -38,6 +43,7 @@ def test_the_sums_for_8_billion_parameters_on_eight_gpus():
     assert whole.gradients == 4 * PARAMETERS and whole.gathered == 2 * PARAMETERS
     each = 16 * 4096 + 8 * 12_288 + 16 * 4096 + 10 * 1024
     assert whole.activations == 16_384 * 36 * each
+    assert whole.head == 6 * 151_936 * 4096
     again = of_8b(activation_checkpointing=True)
     assert again.activations == 16_384 * (36 * 2 * 4096 + each)
     assert f"{sum(again) / GIB:.1f} GiB a rank: weights 11.4, gradients 30.5, gathered 15.3, act" in str(again)
@@ -49,6 +55,53 @@ def test_what_each_setting_saves():
     assert layers.gradients < 0.3 * whole.gradients and layers.gathered < 0.2 * whole.gathered
     assert of_8b(offload=True).weights == 0
     assert of_8b(replicas=2).weights == 2 * whole.weights
+
+
+def test_a_model_without_attention_has_an_estimate_and_a_config_that_says_nothing_ends_no_run():
+    config = settings("model", 4096)
+    assert estimate(config, RwkvConfig(), 10**8).activations > 0
+    assert described(config, RwkvConfig(), 10**8).startswith(
+        f"{sum(estimate(config, RwkvConfig(), 10**8)) / GIB:.1f} GiB"
+    )
+    assert described(config, PreTrainedConfig(), 10**8).startswith("not known of PreTrainedConfig: ")
+
+
+class Living(TorchDispatchMode):
+    """The most bytes at once of what is made."""
+
+    def __init__(self, there):
+        super().__init__()
+        self.seen, self.now, self.most = {tensor.untyped_storage().data_ptr() for tensor in there}, 0, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        found = function(*arguments, **(options or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and (size := tensor.untyped_storage().nbytes()):
+                storage = tensor.untyped_storage()
+                if (address := storage.data_ptr()) not in self.seen:
+                    self.seen.add(address)
+                    self.now += size
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self._gone, address, size)
+        return found
+
+    def _gone(self, address, size):
+        self.seen.discard(address)
+        self.now -= size
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_gradient_of_the_head_is_what_its_backward_pass_holds(dtype, monkeypatch):
+    vocabulary, hidden, rows = 8192, 256, 1
+    monkeypatch.setitem(head.CELLS, "cpu", rows * vocabulary)
+    layer = torch.nn.Linear(hidden, vocabulary, bias=False, dtype=policy.DTYPES[dtype])
+    states = torch.randn(16, hidden).to(layer.weight.dtype).requires_grad_()
+    targets = torch.randint(vocabulary, (16,))
+    logprobs, _ = head.logprobs_of(layer, layer, [], states, targets, 1.0, False)
+    with Living([layer.weight, states, targets]) as living:
+        logprobs.sum().backward()
+    config = Qwen3Config(vocab_size=vocabulary, hidden_size=hidden)
+    assert living.most == pytest.approx(estimate(settings("model", 1, dtype=dtype), config, 0).head, rel=0.03)
 
 
 class Kept:
