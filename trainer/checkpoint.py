@@ -35,7 +35,7 @@ from pipeline import checkpoint_folder, jsonl, trajectory_file
 from pipeline.checkpoint_folder import PREVIOUS, PROMPTS, STATE, DamagedCheckpoint
 from pipeline.errors import HeadraceError
 from pipeline.trajectory import Trajectory
-from trainer.publish import sync
+from trainer.disk import sync
 from trainer.ranks import Ranks
 from trainer.update import Updater
 

@@ -22,8 +22,9 @@ from pipeline.run_folder import wait_for
 from pipeline.weights import MANIFEST
 from trainer import from_gguf, tiny
 from trainer import model as policy
+from trainer.disk import remove_drafts
 from trainer.fine_tune import fine_tune
-from trainer.publish import probe_tokens, remove_drafts, write_weights
+from trainer.publish import probe_tokens, write_weights
 from trainer.ranks import device_of
 
 PROBE_QUESTIONS = 8

@@ -14,7 +14,6 @@ has loaded the folder must compute the same.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from pipeline.errors import HeadraceError
 from pipeline.weights import MANIFEST, Manifest, TensorFile, write_manifest
 from trainer import weight_files
 from trainer.delta import Delta
+from trainer.disk import sync
 from trainer.gather import pieces
 from trainer.model import DTYPES, action_logprobs
 from trainer.packing import MicroBatch
@@ -176,18 +176,3 @@ def probe_logprobs(model: PreTrainedModel, tokens: list[int]) -> list[float]:
     if isinstance(model, FSDPModule):
         model.reshard()  # after a forward pass alone its outermost tensors are whole
     return logprobs
-
-
-def remove_drafts(folder: Path) -> None:
-    """Delete what trainers that were killed while they wrote left in `folder`; drafts are named `.NAME.new`."""
-    for draft in folder.glob(".*.new"):
-        shutil.rmtree(draft)
-
-
-def sync(folder: Path) -> None:
-    """Force a folder's own entries (names of files, renames) to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
