@@ -4,6 +4,7 @@
                             └──.folder────▶ everything the run writes: {run.folder}/{run.name}/
 
 The digest leaves out what may differ between the hosts of one run: addresses, paths, ports, counts of processes.
+And what decides nothing that is trained, such as how often a checkpoint is made: it may be changed when a run goes on.
 """
 
 import hashlib
