@@ -6,6 +6,7 @@ client      parametrised: fakeredis, then redis_url, which is flushed afterwards
 
 import itertools
 import os
+import signal
 
 import fakeredis
 import pytest
@@ -32,6 +33,10 @@ for name in ("REDIS_URL", REDIS_PASSWORD, f"{REDIS_PASSWORD}_FILE", API_KEY, f"{
     os.environ.pop(name, None)
 
 numbers = itertools.count()
+
+# A shell starts what runs in its background with SIGINT ignored, and so would be every process of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
