@@ -144,13 +144,17 @@ def test_after_a_publication_engine_and_trainer_have_both_left_the_old_weights(j
 def test_what_is_trained_on_is_exactly_what_the_engine_sampled(journey):
     chat = Chat(journey.config.model_path)
     problems = {problem["id"]: problem for problem in training_problems(journey.config)}
-    for t in [t for played in journey.played for t in played]:
+    everything = [t for played in journey.played for t in played]
+    # A model that has learned nothing begins one reply in a few hundred with its end token: such an episode is over.
+    assert sum(t.finish_reason == "turns" for t in everything) >= len(everything) // 2
+    for t in everything:
         actions = np.zeros(len(t.tokens), bool)
         for start, length, _, _ in t.segments:
             actions[start : start + length] = True
         assert (actions == (t.loss_mask == 1)).all()
         assert (t.rollout_logprobs[~actions] == 0).all() and (t.rollout_logprobs[actions] < 0).all()
-        assert t.metrics["turns"] == 3 and t.metrics["tool_calls"] == 3
+        if t.finish_reason != "empty":
+            assert t.metrics["turns"] == 3 and t.metrics["tool_calls"] == 3
         # What the mask leaves out is the question, and after each reply but the last what the tool printed.
         ends = [start + length for start, length, _, _ in t.segments]
         starts = [start for start, *_ in t.segments]
