@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 import xxhash
-from torch.distributed.tensor import DTensor
 
 from pipeline.weights import Manifest, TensorFile
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, own_part
 from trainer.weight_files import Source
 
 PIECE = 4 << 20  # elements that are converted and hashed at a time
@@ -54,7 +53,7 @@ class Delta:
 
 @torch.no_grad()
 def _mark(tensor: torch.Tensor, dtype: torch.dtype) -> str:
-    own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(-1)
+    own = own_part(tensor).reshape(-1)
     mark = xxhash.xxh3_128()
     for piece in own.split(PIECE):
         mark.update(memoryview(piece.to("cpu", dtype).view(torch.uint8).numpy()))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from pipeline.errors import HeadraceError
+from trainer.ranks import own_part
 
 
 class GatherError(HeadraceError):
@@ -30,7 +31,7 @@ def pieces(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device, limit
     """
     shape = tensor.shape or (1,)
     rows = max(1, limit // (dtype.itemsize * max(1, shape[1:].numel() if len(shape) > 1 else 1)))
-    own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    own = own_part(tensor).detach()
     for owner, count in _owners(tensor, shape[0]):
         here = owner is None or owner == dist.get_rank()
         for start in range(0, count, rows):

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from pipeline.trajectory import Trajectory
 from trainer.packing import MicroBatch
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, own_part
 
 NAMED = 3  # entries, at most
 
@@ -60,12 +59,8 @@ def _overflowed(model: torch.nn.Module) -> list[tuple[int, str]]:
     return [
         (place, name)
         for place, (name, parameter) in enumerate(model.named_parameters())
-        if parameter.grad is not None and not bool(torch.isfinite(_own(parameter.grad)).all())
+        if parameter.grad is not None and not bool(torch.isfinite(own_part(parameter.grad)).all())
     ]
-
-
-def _own(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _entries(members: list[int], trajectories: Sequence[Trajectory]) -> str:

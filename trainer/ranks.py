@@ -15,6 +15,7 @@ import redis
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from pipeline.config import Trainer
 from pipeline.errors import ConfigError, HeadraceError
@@ -75,6 +76,11 @@ class Ranks:
         if raised := next(filter(None, self.gather(error)), None):
             raise raised
         return answer
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a sharded tensor; all of one that is not sharded. A view of the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)

@@ -9,11 +9,10 @@ It is sharded like the policy, in float32, and part of every checkpoint.
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from pipeline.config import Config
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, own_part
 from trainer.sharding import sharded
 
 
@@ -30,8 +29,4 @@ def follow(reference: PreTrainedModel, policy: PreTrainedModel, decay: float) ->
     for model in (reference, policy):
         model.reshard()  # after a forward without backward, the outermost parameters are still whole
     for mine, its in zip(reference.parameters(), policy.parameters(), strict=True):
-        _own(mine).lerp_(_own(its), 1 - decay)
-
-
-def _own(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        own_part(mine).lerp_(own_part(its), 1 - decay)
