@@ -84,6 +84,7 @@ def measure() -> list[Result]:
 
 def updates(shape: Shape, lengths: tuple[int, ...], gpus: list[int]) -> tuple[list[float], float]:
     """Seconds of each measured update, and its FLOPs."""
+    from tests.bench.drawn import trajectory
     from trainer.ranks import joined
     from trainer.resume import make_updater
 
@@ -146,27 +147,6 @@ def write_model(folder: Path, shape: Shape, device: str) -> None:
     torch.manual_seed(0)
     with torch.device(device):
         Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-
-
-def trajectory(number: int, length: int, vocabulary: int):
-    import numpy as np
-
-    from pipeline.trajectory import Trajectory
-
-    draw, prompt = np.random.default_rng(number), length // 4
-    mask = (np.arange(length) >= prompt).astype(np.uint8)
-    return Trajectory(
-        prompt_id=f"p{number}",
-        entry=f"e{number}",
-        version=0,
-        event=0,
-        value=float(draw.uniform(0.2, 0.8)),
-        outcome=float(draw.integers(0, 2)),
-        tokens=draw.integers(0, vocabulary, length).astype(np.int32),
-        loss_mask=mask,
-        rollout_logprobs=(mask * (draw.normal(0, 0.3, length) - np.log(vocabulary))).astype(np.float32),
-        segments=[(prompt, length - prompt, "engine", 0)],
-    )
 
 
 if __name__ == "__main__":

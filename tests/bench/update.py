@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from advantage import estimate
 from pipeline.config import Config, Loss, Trainer
 from pipeline.trajectory import Trajectory
+from tests.bench.drawn import trajectory
 from tests.bench.result import Result
 from trainer.loss import policy_loss
 from trainer.ranks import joined
@@ -33,7 +34,6 @@ from trainer.throughput import peak_memory_gib
 from trainer.tiny import write_model
 
 COUNT, MEDIAN, P95 = 128, 200, 1000
-PROMPT = 0.25  # of each trajectory
 VOCABULARY = 49_152
 CONTEXT = 8192
 ROWS = 8  # of the plain loop
@@ -100,24 +100,6 @@ def lengths() -> np.ndarray:
     return draw.lognormal(np.log(MEDIAN), spread, COUNT).astype(int).clip(8, CONTEXT)
 
 
-def trajectory(number: int, length: int, vocabulary: int = VOCABULARY) -> Trajectory:
-    draw = np.random.default_rng(number)
-    prompt = int(PROMPT * length)
-    mask = (np.arange(length) >= prompt).astype(np.uint8)
-    return Trajectory(
-        prompt_id=f"p{number}",
-        entry=f"e{number}",
-        version=0,
-        event=0,
-        value=float(draw.uniform(0.2, 0.8)),
-        outcome=float(draw.integers(0, 2)),
-        tokens=draw.integers(0, vocabulary, length).astype(np.int32),
-        loss_mask=mask,
-        rollout_logprobs=(mask * (draw.normal(0, 0.3, length) - np.log(vocabulary))).astype(np.float32),
-        segments=[(prompt, length - prompt, "engine", 0)],
-    )
-
-
 def settings(folder: Path, **trainer) -> Config:
     return Config.model_validate(
         {
@@ -165,7 +147,7 @@ def plain(folder: Path) -> dict[str, float]:
 
 def timed(update: Callable[[list[Trajectory]], float]) -> dict[str, float]:
     """Of the second update; the first, a small one, is what makes the optimizer's state."""
-    trajectories = [trajectory(number, length) for number, length in enumerate(lengths())]
+    trajectories = [trajectory(number, length, VOCABULARY) for number, length in enumerate(lengths())]
     update(trajectories[:2])
     began = time.process_time()
     loss = update(trajectories)

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from pipeline.config import Trainer
+from tests.bench.drawn import trajectory
 from tests.bench.result import Result
-from tests.bench.update import make_model, settings, trajectory
+from tests.bench.update import make_model, settings
 from trainer.ranks import joined
 from trainer.resume import make_updater
 from trainer.throughput import GIB, peak_memory_gib
