@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -114,15 +115,17 @@ def trajectory(seed: int, vocabulary: int = 320, longest: int = 60, **fields) ->
 class Producer(threading.Thread):
     """Workers and engines in one: finishes entries as fast as the ledger admits them, each on the newest version.
 
-    With max_staleness = 0 the trajectories of a run are always the same: they depend on their number alone, also their
-    values (the real ones would depend on the prompts drawn, and a refused Reserve draws too).
+    With max_staleness = 0 the trajectories of a run are always the same, also after Redis lost some: they depend on
+    their place in it alone, also their values (the real ones would depend on the prompts drawn, and a refused Reserve
+    draws too).
     """
 
     def __init__(self, client: redis.Redis, config: Config, **fields):
         super().__init__(daemon=True)
         self.client, self.config, self.fields = client, config, fields
         self.create()
-        self.ended, self.error, self.count = threading.Event(), None, 0
+        self.ended, self.error = threading.Event(), None
+        self.entry = uuid.uuid4().hex  # asked for again when Redis comes back
         self.quiet = threading.Lock()  # held by a test that must not be disturbed
 
     def create(self, prompts=None):
@@ -143,9 +146,9 @@ class Producer(threading.Thread):
         if self.ledger.weights(version := int(self.ledger.fields()["version"])) is None:
             return
         self.ledger.register_engine("engine", version)
-        while isinstance(r := self.ledger.reserve("worker-0-x", "engine"), Reservation):
+        while isinstance(r := self.ledger.reserve("worker-0-x", "engine", self.entry), Reservation):
             t = trajectory(
-                self.count,
+                self._place(r.version),
                 prompt_id=r.prompt,
                 entry=r.entry,
                 version=r.version,
@@ -153,7 +156,13 @@ class Producer(threading.Thread):
                 **self.fields,
             )
             assert isinstance(self.ledger.occupy(r.entry, [t]), Placed)
-            self.count += 1
+            self.entry = uuid.uuid4().hex
+        self.entry = uuid.uuid4().hex
+
+    def _place(self, version: int) -> int:
+        """How many trajectories were placed before, as this Redis knows it."""
+        filled = sum(buffer.occupied for buffer in self.ledger.buffers() if buffer.id >= version)
+        return version * self.config.buffers.batch_size + filled
 
     def __enter__(self):
         self.start()

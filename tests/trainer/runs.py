@@ -1,6 +1,7 @@
 """A run is trained, killed, and looked at afterwards. A kill is an exception that nothing handles."""
 
 import functools
+import hashlib
 import json
 import time
 
@@ -76,9 +77,14 @@ def comparable(lines):
 
 
 def last_weights(config):
+    """Its sha256: two whole files that differ would keep the explanation of a failed assertion busy for minutes."""
+    return hashlib.sha256(last_file(config).read_bytes()).hexdigest()
+
+
+def last_file(config):
     (folder,) = (config.folder / "weights").glob(f"{config.run.total_steps}-*")
     weights.verify_files(folder)
-    return (folder / "model.safetensors").read_bytes()
+    return folder / "model.safetensors"
 
 
 def wait_until(condition, timeout_s=60):
