@@ -132,6 +132,7 @@ def _gather(
             for piece in gathered:
                 if here:
                     writer.put(source.entries[0], piece)
+    writer.end()
     return writer
 
 
