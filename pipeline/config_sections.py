@@ -254,6 +254,9 @@ class ColdStart(Section):
     weight_decay: float = Field(0.0, ge=0)
     epochs: int | None = Field(None, gt=0, description="else max_steps")
     max_steps: int = Field(400, gt=0)
+    failures: bool = Field(
+        False, description="train on traces that are whole and earned less than all, too: habits for RL to unlearn"
+    )
     target: float | None = Field(
         None, gt=0, lt=1, description="probability of a held-out trace at which it stops; not to reach it is a failure"
     )

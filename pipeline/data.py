@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline import number_guessing
 from pipeline.config import Config, Data
 from pipeline.data_files import Unusable, rows, stem
 from pipeline.data_rows import Problem, problem_of
@@ -90,6 +91,11 @@ def _draw(data: Data, excluded: set[str], section: str, needs_answer: bool) -> l
 
 
 def _generate(task: str, parameters: dict[str, Any], size: int, seed: int, section: str) -> Iterator[Problem]:
+    if task == number_guessing.TASK:
+        if parameters:
+            raise ConfigError(f"{section}.tasks.{task} has no parameters, found {parameters}: set it to {{}}")
+        yield from number_guessing.games(size, seed)
+        return
     try:
         import reasoning_gym  # here, because it takes a second to import and a JSONL file does not need it
     except ImportError as error:

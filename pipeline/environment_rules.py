@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "math_tool": "workers.environments.math_tool:MathTool",
     "math_tir": "workers.environments.math_tir:MathTir",
+    "number_guessing": "workers.environments.number_guessing:NumberGuessing",
     "reasoning_gym": "workers.environments.reasoning_gym:ReasoningGym",
     "single_turn": "workers.environments.single_turn:SingleTurn",
 }

@@ -5,8 +5,9 @@
     all problems done: traces.json (how many, and why the others are not kept), then traces.bin
     none is kept:      traces.rejected.jsonl, to look at; the next attempt begins anew
 
-Kept is what earned its full reward and is whole in form: it ended by itself, as did each reply in it, and no tool call
-in it was malformed. traces.bin holds the trajectories in the order of the problems, which is random.
+Kept is what earned its full reward (any, with cold_start.failures) and is whole in form: it ended by itself, as did
+each reply in it, and no tool call in it was malformed. traces.bin holds the trajectories in the order of the problems,
+which is random.
 """
 
 import base64
@@ -31,8 +32,11 @@ class NoneKept(ConfigError):
     """No trace to train on."""
 
 
-def flaw(t: Trajectory, chat: Chat) -> str | None:
-    """Why a trace is not kept, in a word; None: the verifier gave it all, and nothing in its form is wrong."""
+def flaw(t: Trajectory, chat: Chat, failures: bool = False) -> str | None:
+    """Why a trace is not kept, in a word; None: the verifier gave it all, and nothing in its form is wrong.
+
+    failures: whatever the verifier gave it.
+    """
     if t.finish_reason != "stop":
         return t.finish_reason
     for name in ("malformed_calls", "no_answer"):
@@ -43,11 +47,13 @@ def flaw(t: Trajectory, chat: Chat) -> str | None:
         return "cut"  # a reply in mid-episode that did not end by itself
     if t.tokens.max() >= len(chat.tokenizer):
         return "unknown_token"
-    return None if t.outcome == 1 else "wrong"
+    return None if t.outcome == 1 or failures else "wrong"
 
 
-def as_line(problem: Problem, played: Sequence[Trajectory | HeadraceError], chat: Chat) -> dict[str, Any]:
-    """What traces.jsonl holds of a problem. best: outcome; failure: the last one, in words."""
+def as_line(
+    problem: Problem, played: Sequence[Trajectory | HeadraceError], chat: Chat, failures: bool = False
+) -> dict[str, Any]:
+    """What traces.jsonl holds of a problem. best: outcome; failure: the last one, in words; failures: as of `flaw`."""
     line: dict[str, Any] = {"id": problem["id"], "kept": [], "flaws": Counter(), "best": None, "failure": None}
     for each in played:
         if isinstance(each, HeadraceError):
@@ -55,7 +61,7 @@ def as_line(problem: Problem, played: Sequence[Trajectory | HeadraceError], chat
             line["failure"] = str(each)
             continue
         line["best"] = max(each.outcome, line["best"] or 0.0)
-        if why := flaw(each, chat):
+        if why := flaw(each, chat, failures):
             line["flaws"][why] += 1
         else:
             line["kept"].append(base64.b64encode(each.encode()).decode())

@@ -96,7 +96,7 @@ async def play_all(settings: config.Config, problems: Sequence[Problem], urls: S
 
         async def record(problem: Problem, rolled: Sequence[asyncio.Task]) -> None:
             nonlocal kept
-            line = kept_traces.as_line(problem, [await each for each in rolled], chat)
+            line = kept_traces.as_line(problem, [await each for each in rolled], chat, settings.cold_start.failures)
             jsonl.append(path, line)
             known.add(problem["id"])
             kept += len(line["kept"])

@@ -59,6 +59,15 @@ def test_unknown_task_and_unknown_parameter_are_refused():
         training_problems(config({"tasks": {"gcd": {"colour": 3}}}))
 
 
+def test_games_of_number_guessing_are_a_task_too_and_its_cold_start_has_others():
+    settings = config({"size": 40, "tasks": {"number_guessing": {}}}, cold_start=40)
+    problems = training_problems(settings)
+    assert problems == training_problems(settings) and len(questions(problems)) == 40
+    assert not questions(problems) & questions(cold_start_problems(settings))
+    with pytest.raises(ConfigError, match=r"data\.tasks\.number_guessing has no parameters, found \{'turns': 3\}"):
+        training_problems(config({"tasks": {"number_guessing": {"turns": 3}}}))
+
+
 def test_a_file_keeps_its_own_keys_and_loses_repeated_and_evaluated_questions(tmp_path):
     rows = [{"question": "1+1?", "answer": "2", "hint": [1]}, {"question": " 1+1? "}, {"question": "2+2?", "id": 7}]
     rows = [row | {"answer": "2"} for row in rows]

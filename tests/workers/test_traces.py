@@ -142,13 +142,18 @@ def test_traces_of_two_teachers_are_not_mixed(settings):
 )
 def test_a_trace_is_kept_if_it_is_right_and_whole_and_else_a_word_says_why_not(settings, chat, replies, said):
     config = settings(rollout={"max_tokens": 64})
+    assert flaw(asyncio.run(played(config, chat, *replies)), chat) == said
 
-    async def main():
-        async with open_environment(config.environment) as make:
-            r = reservation(json.dumps(SUM).encode())
-            return await play(r, make(), Scripted(chat, *replies), chat, config)
 
-    assert flaw(asyncio.run(main()), chat) == said
+def test_with_failures_what_is_whole_is_kept_whatever_it_earned(settings, chat):
+    config = settings(rollout={"max_tokens": 64})
+    found = {reply: asyncio.run(played(config, chat, CALL, reply)) for reply in ("<answer>8</answer>", "it is seven")}
+    assert [flaw(t, chat, failures=True) for t in found.values()] == [None, "no_answer"]
+
+
+async def played(config, chat, *replies):
+    async with open_environment(config.environment) as make:
+        return await play(reservation(json.dumps(SUM).encode()), make(), Scripted(chat, *replies), chat, config)
 
 
 def test_a_token_that_the_models_tokenizer_does_not_know_is_no_trace(settings, chat):
