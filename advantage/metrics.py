@@ -2,7 +2,7 @@
 
 Of a reward curve r_1 … r_T, one point per plotted step (arXiv 2608.24870, A.1):
 auc_trapezoid (ALFWorld), auc_mean (Math-TIR), end_reward, learning_composite; compared in pairs by paired_difference.
-Of one update: actor_center, brier, reliability.
+Of one update: actor_center, measure_mismatch, length_correlation, brier, reliability.
 """
 
 import math
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advantage.checks import BadInput, counts, fractions, numbers, same_length
+from advantage.normalization import normalize
 
 
 def auc_trapezoid(rewards):
@@ -75,6 +76,27 @@ def actor_center(advantages, action_tokens):
     same_length(advantages=advantages, action_tokens=action_tokens)
     total = action_tokens.sum()
     return float((advantages * action_tokens).sum() / total) if total else 0.0
+
+
+def measure_mismatch(advantages, action_tokens):
+    """Cov_n(L, Ã)/L̄ with Ã whitened over trajectories: the center that a token-mean loss would see of it (Eq. 5).
+
+    However the advantages given are centered and scaled already; 0 where nothing is to be centered.
+    """
+    whitened, lengths = normalize(advantages, measure="trajectory"), counts("action_tokens", action_tokens)
+    same_length(advantages=whitened, action_tokens=lengths)
+    if not lengths.sum():
+        return 0.0
+    return float(np.mean((lengths - lengths.mean()) * (whitened - whitened.mean())) / lengths.mean())
+
+
+def length_correlation(advantages, action_tokens):
+    """Pearson's correlation of L and A over trajectories, in [-1, 1]; 0 where one of them does not vary."""
+    advantages, lengths = numbers("advantages", advantages), counts("action_tokens", action_tokens)
+    same_length(advantages=advantages, action_tokens=lengths)
+    if not len(lengths) or min(np.ptp(advantages), np.ptp(lengths)) == 0:
+        return 0.0
+    return float(np.corrcoef(advantages, lengths)[0, 1])
 
 
 def brier(values, outcomes):

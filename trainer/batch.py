@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advantage import BadInput, estimate
-from advantage.metrics import actor_center, brier, reliability
+from advantage.metrics import actor_center, brier, length_correlation, measure_mismatch, reliability
 from advantage.overlong import overlong
 from pipeline.config import Config
 from pipeline.errors import HeadraceError
@@ -92,6 +92,8 @@ def describe(
         "reward_std": float(rewards.std()),
         "success": float(np.mean(outcomes)),
         "advantage_center": actor_center(advantages, counts),
+        "measure_mismatch": measure_mismatch(advantages, counts),
+        "length_correlation": length_correlation(advantages, counts),
         "brier": brier(values, outcomes),
         "calibration": reliability(values, outcomes).round(6).tolist(),
         "staleness": {str(age): staleness[age] for age in sorted(staleness)},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advantage import BadInput, metrics
+from advantage import BadInput, metrics, normalize
 
 curves = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 TEN = [0.0, 0.1, 0.3, 0.2, 0.4, 0.5, 0.6, 0.5, 0.8, 0.9]
@@ -60,6 +60,38 @@ def test_the_actor_center_weighs_by_action_tokens():
     assert metrics.actor_center([1, -1, 5], [3, 1, 0]) == 0.5
     assert metrics.actor_center([1, -1], [0, 0]) == 0
     assert metrics.actor_center([], []) == 0
+
+
+batches = st.lists(st.tuples(st.floats(-1, 1), st.integers(0, 400)), max_size=40)
+
+
+@given(batches)
+def test_the_mismatch_of_the_measures_is_both_sides_of_equation_5(batch):
+    advantages, lengths = [a for a, _ in batch], [n for _, n in batch]
+    whitened = normalize(advantages, measure="trajectory")
+    found = metrics.measure_mismatch(advantages, lengths)
+    assert found == pytest.approx(metrics.actor_center(whitened, lengths), abs=1e-6), "its left side"
+    if not sum(lengths):
+        return
+    n, mean = len(batch), sum(lengths) / len(batch)
+    covariance = math.fsum((length - mean) * a for length, a in zip(lengths, whitened, strict=True)) / n
+    assert found == pytest.approx(covariance / mean, abs=1e-6), "its right side, n as the divisor"
+
+
+def test_the_mismatch_is_that_of_what_is_whitened_whatever_was_done_to_the_advantages_before():
+    rewards, lengths = [1, 0, 0, 1], [10, 48, 48, 21]
+    expected = metrics.measure_mismatch(rewards, lengths)
+    assert expected < -0.3
+    by_token = normalize(rewards, lengths, "token")
+    assert metrics.actor_center(by_token, lengths) == pytest.approx(0, abs=1e-12)
+    assert metrics.measure_mismatch(by_token, lengths) == pytest.approx(expected)
+    assert metrics.measure_mismatch([1, 1, 1], [1, 2, 3]) == metrics.measure_mismatch([], []) == 0
+
+
+def test_the_correlation_of_length_and_advantage_has_a_sign_and_none_where_one_is_constant():
+    assert metrics.length_correlation([1, 0, 0.5], [10, 30, 20]) == pytest.approx(-1)
+    assert metrics.length_correlation([1, 0], [5, 5]) == metrics.length_correlation([1, 1], [5, 6]) == 0
+    assert metrics.length_correlation([], []) == 0
 
 
 def test_the_reliability_of_values_is_counted_in_tenths():
