@@ -2,6 +2,7 @@
 
     cli.py                  settings, `up`, `eval`, `doctor`, and one process each
     cli_checkpoints.py      what it has trained: export, fork
+    cli_backup.py           all of it: backup, restore
     cli_reports.py          a run that is there: read it, tell it
     cli_look.py             a run that is there: watch it
     cli_environments.py     a user's own environment, before it trains
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from pipeline import cli_checkpoints, cli_environments, cli_look, cli_reports
+from pipeline import cli_backup, cli_checkpoints, cli_environments, cli_look, cli_reports
 from pipeline.cli_options import json_option, redis_option, run_argument, show
 
 RUN_TOML = click.Path(dir_okay=False, path_type=Path)
@@ -75,7 +76,13 @@ def cli():
     """
 
 
-for command in (*cli_checkpoints.COMMANDS, *cli_reports.COMMANDS, *cli_look.COMMANDS, cli_environments.environments):
+for command in (
+    *cli_backup.COMMANDS,
+    *cli_checkpoints.COMMANDS,
+    *cli_reports.COMMANDS,
+    *cli_look.COMMANDS,
+    cli_environments.environments,
+):
     cli.add_command(command)
 
 

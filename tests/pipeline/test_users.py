@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from pipeline import evals, keys, transfer
+from pipeline import evals, keys, ledger_copy, transfer
 from pipeline.coordinator import Coordinator, Placed, Published, Reservation
 from pipeline.progress import Progress, read_processes, record_metrics
 from pipeline.redis_server import connect, find_binary, patient, refuses
@@ -69,6 +69,7 @@ ACTIONS = {
     "stop": {"coordinator"},
     "drain a worker": {"coordinator"},
     "reap": {"coordinator"},
+    "copy the run": {"coordinator"},
     "register an engine": {"coordinator"},
     "mark an engine": {"coordinator", "worker"},  # a worker that distrusts it
     "remove an engine": {"coordinator"},
@@ -190,6 +191,10 @@ class Try:
                 c.drain(WORKER)
             case "reap":
                 c.reap()
+            case "copy the run":
+                cut = ledger_copy.cut(client, run)
+                assert sum(map(len, (cut.commands, cut.streams)))
+                client.rpush(keys.transfers(run), "one"), client.lrem(keys.transfers(run), 1, "one")
             case "register an engine":
                 c.register_engine(ENGINE, 0, "http://127.0.0.1:1")
             case "mark an engine":
