@@ -11,11 +11,12 @@
 Where in Redis it stands is its version: the next batch is that of buffer `version`, whatever else Redis has become.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ class DamagedCheckpoint(HeadraceError):
     """A checkpoint whose files are not those that were written."""
 
     code = "DAMAGED"
+
+
+class UnreadableCheckpoint(HeadraceError):
+    """A checkpoint that may be whole, and that this process cannot read."""
+
+    code = "CHECKPOINT"
 
 
 def all_of(folder: Path) -> list[Path]:
@@ -48,11 +55,18 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Raises DamagedCheckpoint."""
+    """Raises DamagedCheckpoint or UnreadableCheckpoint."""
     try:
-        state = json.loads((path / STATE).read_bytes())
+        with _reading(path / STATE):
+            state = json.loads((path / STATE).read_bytes())
+        if isinstance(state, dict) and "digest" not in state:  # what is torn is no JSON
+            raise UnreadableCheckpoint(
+                f"{path} was written by another headrace, which noted no digests in it: this one cannot tell whether "
+                "it is whole, and leaves it as it is. Go on with that headrace; or have that one export it, and begin "
+                "a new run with it as model.path"
+            )
         digest = state.pop("digest")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path / STATE} cannot be read ({type(error).__name__}: {error})") from None
     if digest != _digest_of(state):
         raise DamagedCheckpoint(f"{path / STATE} is not what was written")
@@ -60,19 +74,29 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, names: Iterable[str]) -> None:
-    """Those of its files have the digests that were written down. Raises DamagedCheckpoint, which names the file."""
+    """Those of its files have the digests that were written down. Raises DamagedCheckpoint, which names the file, or
+    UnreadableCheckpoint."""
     files = read_state(path)["files"]
     for name in names:
-        if not (path / name).is_file():
-            raise DamagedCheckpoint(f"{path / name} is missing")
-        try:
+        with _reading(path / name):
             digest = digest_of(path / name)
-        except OSError as error:
-            if error.errno != errno.EIO:  # else the disk is there, and has lost it
-                raise
-            raise DamagedCheckpoint(f"{path / name} cannot be read ({error.strerror})") from None
         if digest != files[name]:
             raise DamagedCheckpoint(f"{path / name} is not what was written")
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """That it is not there, or not on the disk any more, is damage; that it may not be read says nothing of it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{file} is missing") from None
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise DamagedCheckpoint(f"{file} cannot be read ({error.strerror})") from None
+        raise UnreadableCheckpoint(
+            f"{file} cannot be read ({error.strerror}): let the user of this process read it, then start again"
+        ) from None
 
 
 def read_prompts(folder: Path) -> dict[str, dict[str, Any]]:

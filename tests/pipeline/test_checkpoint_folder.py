@@ -77,8 +77,18 @@ def test_a_file_that_the_disk_cannot_read_is_damage_and_one_that_may_not_be_read
         checkpoint_folder.verify(path, ["other.jsonl"])
     (path / "prompts.jsonl").unlink()
     (path / "prompts.jsonl").symlink_to("/proc/self/clear_refs")  # may only be written
-    with pytest.raises(OSError):
+    with pytest.raises(
+        checkpoint_folder.UnreadableCheckpoint, match=r"prompts\.jsonl cannot be read .*let the user of this"
+    ):
         checkpoint_folder.verify(path, ["prompts.jsonl"])
+    (path / "state.json").unlink()
+    (path / "state.json").symlink_to("/proc/self/clear_refs")
+    with pytest.raises(checkpoint_folder.UnreadableCheckpoint, match=r"state\.json cannot be read .*then start again"):
+        checkpoint_folder.read_state(path)
+    (path / "state.json").unlink()
+    (path / "state.json").symlink_to("/proc/self/mem")
+    with pytest.raises(checkpoint_folder.DamagedCheckpoint, match=r"state\.json cannot be read"):
+        checkpoint_folder.read_state(path)
 
 
 @pytest.mark.parametrize(

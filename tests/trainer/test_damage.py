@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from pipeline import checkpoint_folder, jsonl, keys
-from pipeline.checkpoint_folder import DamagedCheckpoint
+from pipeline.checkpoint_folder import DamagedCheckpoint, UnreadableCheckpoint
 from pipeline.errors import MissingBatch
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import Killed, comparable, last_weights, recorded, train
@@ -61,7 +61,7 @@ def change_state(path):
 
 def lose_state(path):
     (path / "state.json").unlink()
-    return "state.json cannot be read"
+    return "state.json is missing"
 
 
 def change_prompts(path):
@@ -88,6 +88,23 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_stands_in(
     assert (comparable(recorded(config)), last_weights(config)) == uninterrupted
     assert sorted(path.name for path in folder.iterdir()) == ["3", "3.damaged", "4"]
     assert producer.ledger.status()["oldest"] == 3
+
+
+def test_a_checkpoint_of_an_older_headrace_is_refused_and_stays(client, run, tmp_path):
+    config = make_run(tmp_path, run, checkpoint_every=1)
+    with Producer(client, config):
+        with pytest.raises(Killed):
+            train(config, client, kind=KilledAtThree)
+        file = config.folder / "checkpoints" / "3" / "state.json"
+        written = file.read_text()
+        file.write_text(json.dumps({k: v for k, v in json.loads(written).items() if k not in ("digest", "files")}))
+        with pytest.raises(
+            UnreadableCheckpoint, match=r"checkpoints/3 was written by another headrace.*have that one exp"
+        ):
+            train(config, client)
+        assert [path.name for path in checkpoint_folder.all_of(config.folder / "checkpoints")] == ["3", "2"]
+        file.write_text(written)
+        train(config, client)
 
 
 def test_where_no_checkpoint_is_whole_the_run_says_what_is_left_to_do(client, run, tmp_path, caplog):
