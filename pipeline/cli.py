@@ -6,6 +6,7 @@
     cli_reports.py          a run that is there: read it, tell it
     cli_look.py             a run that is there: watch it
     cli_environments.py     a user's own environment, before it trains
+    cli_experiment.py       matched runs, and what they say together
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 stopped by Ctrl-C.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from pipeline import cli_backup, cli_checkpoints, cli_environments, cli_look, cli_reports
+from pipeline import cli_backup, cli_checkpoints, cli_environments, cli_experiment, cli_look, cli_reports
 from pipeline.cli_options import json_option, redis_option, run_argument, show
 
 RUN_TOML = click.Path(dir_okay=False, path_type=Path)
@@ -82,6 +83,7 @@ for command in (
     *cli_reports.COMMANDS,
     *cli_look.COMMANDS,
     cli_environments.environments,
+    cli_experiment.experiment,
 ):
     cli.add_command(command)
 

@@ -91,7 +91,7 @@ class Config(Section):
 
     def differences(self, other: "Config") -> list[str]:
         """Shared settings in which `other` differs, as `section.key: ours → theirs`."""
-        ours, theirs = (dict(_flat(c.model_dump(mode="json", exclude=NOT_SHARED))) for c in (self, other))
+        ours, theirs = (dict(flat(c.model_dump(mode="json", exclude=NOT_SHARED))) for c in (self, other))
         keys = sorted(ours.keys() | theirs.keys())
         return [f"{k}: {ours.get(k)} → {theirs.get(k)}" for k in keys if ours.get(k) != theirs.get(k)]
 
@@ -139,9 +139,9 @@ NOT_SHARED = {
 }
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

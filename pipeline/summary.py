@@ -26,6 +26,11 @@ def is_finished(config: Config) -> bool:
     return result is not None and result["updates"] >= config.run.total_steps
 
 
+def minutes(config: Config) -> float:
+    """What the last `headrace up` of a finished run took."""
+    return _result(config)["minutes"]
+
+
 def commands(client: Redis, run: str) -> list[str]:
     """Three commands for redis-cli that show what the ledger knows: the run, its newest consumed buffer, its events."""
     consumed = [view.id for view in LedgerView(client, run).buffers() if view.state == "CONSUMED"]

@@ -1,0 +1,98 @@
+"""`headrace experiment SPEC.toml`: matched runs, one after another, and what they say together.
+
+    start ─▶ version 0, first values     once; every run begins with them
+      └─▶ run 1 ─▶ run 2 ─▶ …            each as `headrace up` makes it       ─▶ report.md, points.csv, *.png
+             └ experiments/NAME/{setting}.{method}.{seed}/                       at the end, and at any time: --report
+
+The same command goes on after whatever ended it: a run that is finished is not made again, one that was broken off
+resumes. A run that fails is told, and the others are made all the same; two in a row are no accident, and end it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import experiment_report, experiment_spec, launch, preparation, summary
+from pipeline.config_rules import unwise
+from pipeline.errors import ConfigError, HeadraceError
+from pipeline.experiment_spec import Experiment
+from pipeline.run_folder import locked, open_folder
+
+IN_A_ROW = 2  # failed runs
+STOPPED = 130
+
+
+def run(path: Path, overrides: Sequence[str], redis_url: str | None = None) -> int:
+    """Make what is missing of the experiment; the exit code. Raises HeadraceError."""
+    experiment = experiment_spec.read(path, overrides)
+    launch.check(experiment.start, redis_url)
+    for warning in {line: None for trial in experiment.trials for line in unwise(trial.config)}:
+        print(f"warning: {warning}", flush=True)
+    with locked(experiment.folder):
+        _keep(experiment)
+        preparation.cold_start(experiment.start)
+        if experiment.start.advantage.offline_rollouts:
+            preparation.values(experiment.start)
+        code = _make_runs(experiment, redis_url)
+        print(f"\n{experiment_report.write(experiment)}")
+    return code
+
+
+def report(path: Path, overrides: Sequence[str]) -> str:
+    """What the runs that there are say, without making any; in words for a terminal."""
+    return experiment_report.write(experiment_spec.read(path, overrides))
+
+
+def _make_runs(experiment: Experiment, redis_url: str | None) -> int:
+    failed, in_a_row = [], 0
+    for number, trial in enumerate(experiment.trials, 1):
+        if summary.is_finished(trial.config):
+            continue
+        print(f"\n{number} of {len(experiment.trials)}: {trial.name}", flush=True)
+        try:
+            code = launch.up(open_folder(trial.config), [], redis_url)
+        except ConfigError:
+            raise
+        except HeadraceError as error:
+            print(f"{trial.name} has failed: {error}", flush=True)
+            failed.append(trial.name)
+            in_a_row += 1
+            if in_a_row == IN_A_ROW:
+                break
+            continue
+        if code == STOPPED:
+            return code
+        in_a_row = 0
+    if failed:
+        print(f"\nfailed: {', '.join(failed)}; the same command tries them again", flush=True)
+    return 1 if failed else 0
+
+
+def _keep(experiment: Experiment) -> None:
+    """The spec, beside what comes of it. Raises ConfigError if that has begun with other runs, or other settings.
+
+    Seeds, methods and settings may be added to it; what has run is never left out in silence.
+    """
+    path = experiment.folder / "runs.json"
+    ours = {trial.name: _settings(trial.config) for trial in experiment.trials}
+    theirs = json.loads(path.read_text()) if path.exists() else {}
+    gone = [name for name in theirs if name not in ours and (experiment.folder / name).exists()]
+    if gone:
+        raise ConfigError(
+            f"{experiment.folder} has runs that the file no longer asks for: {', '.join(gone)}; put their seeds, "
+            "methods and settings back, or give the experiment another name"
+        )
+    if changed := [name for name, settings in theirs.items() if ours.get(name, settings) != settings]:
+        raise ConfigError(
+            f"{experiment.folder} has begun with other settings, of {', '.join(changed)}: give the same overrides as "
+            "then, or the experiment another name"
+        )
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_text(json.dumps(ours, indent=1) + "\n")
+    draft.rename(path)
+    (experiment.folder / "spec.toml").write_text(experiment.text)
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    return {"digest": config.digest, "updates": config.run.total_steps}
