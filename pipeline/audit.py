@@ -15,7 +15,7 @@ from pipeline.audit_ledger import Snapshot, check_payloads, compare, look
 from pipeline.audit_replay import Replay, whole_history
 from pipeline.audit_trained import Trained, check_trained, read_trained
 from pipeline.config import Config
-from pipeline.errors import HeadraceError
+from pipeline.errors import HeadraceError, OtherSchema
 
 
 def audit(config: Config, redis_url: str | None = None) -> Findings:
@@ -32,6 +32,8 @@ def audit(config: Config, redis_url: str | None = None) -> Findings:
         with reports.ledger_of(str(config.folder), redis_url) as ledger:
             found = look(ledger, lines[-1]["id"] if lines else None)
             check_payloads(ledger, found, findings)
+    except OtherSchema:
+        raise
     except (HeadraceError, redis.RedisError) as error:
         findings.unchecked["payload"] = f"no ledger to look at: {error}"
     judge(config, said, lines, found, findings)

@@ -71,8 +71,11 @@ class Config(Section):
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits over every setting that all processes of the run must share."""
-        shared = self.model_dump(mode="json", exclude=NOT_SHARED)
+        """Sixteen hex digits over every setting that all processes of the run must share. What is as by default is left
+        out: so a setting that a newer headrace adds makes no other run of one that goes on."""
+        shared = self.model_dump(mode="json", exclude=NOT_SHARED, exclude_defaults=True)
+        given = {name for name, field in type(self).model_fields.items() if not isinstance(field.default, Section)}
+        shared = {name: section for name, section in shared.items() if section or name in given}
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

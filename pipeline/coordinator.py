@@ -86,10 +86,9 @@ class Coordinator(TrainerCalls):
         rules = "".join(f"{stored[name] or 0} " for name in RULES.split())
         pairs = [item for pair in stored.items() for item in pair]
         code = coordinator._ledger.run("create", keys.SCHEMA, digest, rules, *pairs)[0]
-        if code == "OTHER_SCHEMA":
-            raise coordinator.other_schema(coordinator.fields())
+        if code != "CREATED":
+            found = coordinator.fields()  # which refuses another schema
         if code == "OTHER_SETTINGS":
-            found = coordinator.fields()
             differing = [f"{k}: {found.get(k)} → {v}" for k, v in stored.items() if found.get(k) != str(v)]
             raise errors.OtherSettings(
                 f"run {run!r} exists in this Redis with other settings (digest {found['digest']}, asked for {digest}; "

@@ -135,12 +135,13 @@ class Launch:
         print(f"run {config.run.name}: all that it writes is in {config.folder}", flush=True)
         with step("Redis"):
             self._start_redis()
+        known = self._ask(self._in_ledger)  # before what takes minutes: another headrace's run is refused
         version_0.make(config, self._supervisor, step, self._start_engines)
         with step("SGLang"):
             wait_until_up(self._engines, self._supervisor, config.engines.start_timeout_s)
         # the ledger has all first values, or none
         n = config.advantage.offline_rollouts
-        if n and not self._ask(self._in_ledger):
+        if n and not known:
             played = f"first values: {n} rollout{'s' if n > 1 else ''} a prompt"
             with step(f"first values of {config.advantage.values}" if config.advantage.values else played):
                 preparation.play(config, self._supervisor, lambda: self._engine_urls)

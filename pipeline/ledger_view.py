@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -26,10 +26,19 @@ class LedgerView:
 
     def fields(self) -> dict[str, str]:
         """hr:{run}: version, head, event, digest, trainer, paused, stopped, and the settings; `rules` and `window` are
-        the scripts' own short forms of settings and buffers (lua/_run.lua, lua/_buffers.lua)."""
+        the scripts' own short forms of settings and buffers (lua/_run.lua, lua/_buffers.lua).
+
+        Raises UnknownRun, or OtherSchema unless a headrace made the run that keeps it as this one does.
+        """
         found = _strings(self.client.hgetall(keys.run(self.run)))
         if not found:
             raise errors.UnknownRun(f"run {self.run!r} is not in this Redis: create it first, or check redis.url")
+        if (schema := found.get("schema")) != str(keys.SCHEMA):
+            raise errors.OtherSchema(
+                f"run {self.run!r} was made by another headrace, which keeps it in schema {schema}, this one in "
+                f"{keys.SCHEMA}: choose another name, finish the run with that headrace, or begin a new run from its "
+                f"newest checkpoint with `headrace fork {self.run}`"
+            )
         return found
 
     def wait_for_run(
@@ -41,8 +50,8 @@ class LedgerView:
     ) -> bool:
         """Wait until the coordinator has made the run; False if `stop` answered True before. waiting: told what for.
 
-        Raises OtherSettings unless the run was made with the settings of `digest`, OtherSchema unless by a headrace
-        that keeps it as this one does, UnknownRun after `timeout_s`.
+        Raises OtherSettings unless the run was made with the settings of `digest`, UnknownRun after `timeout_s`, and at
+        once whatever else `fields` does.
         """
         end = time.monotonic() + timeout_s
         while not stop():
@@ -54,8 +63,6 @@ class LedgerView:
                 waiting(f"run {self.run} to be created by the coordinator")
                 time.sleep(LOOK_S)
                 continue
-            if found["schema"] != str(keys.SCHEMA):
-                raise self.other_schema(found)
             if found["digest"] != digest:
                 raise errors.OtherSettings(
                     f"run {self.run!r} has settings {found['digest']}, this process was given {digest}: start it "
@@ -63,12 +70,6 @@ class LedgerView:
                 )
             return True
         return False
-
-    def other_schema(self, found: Mapping[str, str]) -> errors.OtherSchema:
-        return errors.OtherSchema(
-            f"run {self.run!r} was made by another headrace, which keeps it in schema {found['schema']}, this one in "
-            f"{keys.SCHEMA}: choose another name, or finish the run with that headrace"
-        )
 
     def buffers(self) -> list[BufferView]:
         """Kept batches and the window head .. version + max_staleness, in order."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import redis
 
 from pipeline.config import Config
-from pipeline.errors import LedgerError, UnknownRun
+from pipeline.errors import LedgerError, OtherSchema, UnknownRun
 from pipeline.redis_server import RedisFailed, connect, find_url
 from pipeline.reports import served
 from pipeline.run_folder import AlreadyUp, holder_of
@@ -84,6 +84,8 @@ class Onlooker:
         try:
             self._sight = self._at_rest(holder) if url is None else self._read(url)
             self._away_since = None
+        except OtherSchema:
+            raise
         except UnknownRun:
             self._sight = Sight(None, "waits", STARTS if holder else "no coordinator has made the run in this Redis")
         except (RedisFailed, redis.RedisError, LedgerError) as error:

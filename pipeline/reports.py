@@ -20,7 +20,7 @@ from pipeline.config import Config
 from pipeline.coordinator import Coordinator
 from pipeline.crew import scaled, want_workers, wanted_workers
 from pipeline.doing import doing
-from pipeline.errors import HeadraceError
+from pipeline.errors import HeadraceError, UnknownRun
 from pipeline.programs import TRAINER_GRACE_S
 from pipeline.progress import last_metrics, read_processes, read_shares
 from pipeline.redis_server import RedisServer, connect, find_url, trouble
@@ -37,7 +37,7 @@ def ledger_of(
 ) -> Iterator[Coordinator]:
     """The ledger of the run called `run` (None: of the only one). up: it must be running here; tell: here or elsewhere.
 
-    Raises HeadraceError if there is no such run, or no Redis that knows it.
+    Raises HeadraceError if there is no such run, or no Redis that knows it, and OtherSchema.
     """
     config = find_run(run)
     holder = holder_of(config.folder)
@@ -53,8 +53,11 @@ def ledger_of(
         if url is None:
             url = stack.enter_context(served(config))
         client = stack.enter_context(connect(url, timeout_s=5))
+        ledger = Coordinator(client, config.run.name)
         try:
-            yield Coordinator(client, config.run.name)
+            with contextlib.suppress(UnknownRun):  # which is for who needs more than that it can be read
+                ledger.fields()
+            yield ledger
         except redis.RedisError as error:
             raise HeadraceError(f"{masked(url)}: {trouble(error)}") from None
 

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from pipeline import config_sections
 from pipeline.config import Config
 from pipeline.config_file import load, to_toml
 from pipeline.config_rules import unwise
@@ -329,6 +330,24 @@ def test_the_resolved_settings_read_back_equal(toml, tmp_path):
     assert load(tmp_path / "resolved.toml") == config
 
 
+def test_a_setting_that_a_newer_headrace_adds_makes_no_other_run(toml):
+    class NewerOptimizer(config_sections.Optimizer):
+        momentum: float = 0.9
+
+    class NewSection(config_sections.Section):
+        on: bool = False
+
+    class Newer(Config):
+        optimizer: NewerOptimizer = NewerOptimizer()
+        new: NewSection = NewSection()
+
+    values = load(toml).model_dump(mode="json", exclude_none=True)
+    assert Newer.model_validate(values).digest == load(toml).digest
+    for name, changed in {"optimizer": {"momentum": 0.8}, "new": {"on": True}}.items():
+        differs = values | {name: values.get(name, {}) | changed}
+        assert Newer.model_validate(differs).digest != load(toml).digest
+
+
 def test_the_digest_covers_what_processes_share_and_nothing_that_may_differ_between_hosts(toml):
     digest = load(toml).digest
     assert load(toml, ["optimizer.lr=1"]).digest != digest
@@ -348,6 +367,9 @@ def test_the_digest_covers_what_processes_share_and_nothing_that_may_differ_betw
         "publish.delta=true",
     ]
     assert load(toml, may_differ).digest == digest
+    assert load(toml, ["cold_start={}"]).digest != digest, "a section that is given by being there"
+    held_out = load(toml, ["eval.data.path=here.jsonl"]).digest
+    assert held_out != digest and held_out == load(toml, ["eval.data.path=there.jsonl"]).digest
 
 
 def test_differing_settings_are_listed_by_key(toml):

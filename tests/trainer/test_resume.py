@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline import checkpoint_folder, events, keys
 from pipeline.audit import audit
+from pipeline.errors import OtherSchema
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import Killed, comparable, last_weights, recorded, train, wait_until
 from trainer.loop import Trainer
@@ -115,6 +116,16 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(client, redis_ur
     events.archive(client, run, config.folder / "events.jsonl")
     findings = audit(config, redis_url)
     assert findings.clean and findings.checked["trained"] >= 4, "each update was made from its batch, once"
+
+
+def test_a_trainer_of_another_headrace_joins_no_run(client, run, tmp_path):
+    config = make_run(tmp_path, run)
+    producer = Producer(client, config)
+    client.hset(keys.run(run), "schema", keys.SCHEMA - 1)
+    with pytest.raises(OtherSchema, match="was made by another headrace"):
+        train(config, client)
+    client.hset(keys.run(run), "schema", keys.SCHEMA)
+    assert producer.ledger.fields()["trainer"] == ""
 
 
 @pytest.mark.parametrize("reference", ["initial", "ewma"])
