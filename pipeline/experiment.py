@@ -8,15 +8,16 @@ The same command goes on after whatever ended it: a run that is finished is not 
 resumes. A run that fails is told, and the others are made all the same; two in a row are no accident, and end it.
 """
 
-import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pipeline import experiment_report, experiment_spec, launch, preparation, summary
+from pipeline import experiment_report, experiment_spec, launch, preparation, summary, weights
+from pipeline.config_file import load
 from pipeline.config_rules import unwise
 from pipeline.errors import ConfigError, HeadraceError
-from pipeline.experiment_spec import Experiment
+from pipeline.experiment_spec import Experiment, Trial
+from pipeline.fork import link
 from pipeline.run_folder import locked, open_folder
 
 IN_A_ROW = 2  # failed runs
@@ -51,7 +52,7 @@ def _make_runs(experiment: Experiment, redis_url: str | None) -> int:
             continue
         print(f"\n{number} of {len(experiment.trials)}: {trial.name}", flush=True)
         try:
-            code = launch.up(open_folder(trial.config), [], redis_url)
+            code = launch.up(_begin(trial, experiment), [], redis_url)
         except ConfigError:
             raise
         except HeadraceError as error:
@@ -74,25 +75,37 @@ def _keep(experiment: Experiment) -> None:
 
     Seeds, methods and settings may be added to it; what has run is never left out in silence.
     """
-    path = experiment.folder / "runs.json"
-    ours = {trial.name: _settings(trial.config) for trial in experiment.trials}
-    theirs = json.loads(path.read_text()) if path.exists() else {}
-    gone = [name for name in theirs if name not in ours and (experiment.folder / name).exists()]
-    if gone:
+    folder = experiment.folder
+    ours = {config.run.name: config for config in (experiment.start, *(trial.config for trial in experiment.trials))}
+    there = {path.parent.name: load(path) for path in sorted(folder.glob("*/run.toml"))}
+    if gone := [name for name in there if name not in ours]:
         raise ConfigError(
-            f"{experiment.folder} has runs that the file no longer asks for: {', '.join(gone)}; put their seeds, "
-            "methods and settings back, or give the experiment another name"
+            f"{folder} has runs that the file no longer asks for: {', '.join(gone)}; put their seeds, methods and "
+            "settings back, or give the experiment another name"
         )
-    if changed := [name for name, settings in theirs.items() if ours.get(name, settings) != settings]:
-        raise ConfigError(
-            f"{experiment.folder} has begun with other settings, of {', '.join(changed)}: give the same overrides as "
-            "then, or the experiment another name"
-        )
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text(json.dumps(ours, indent=1) + "\n")
-    draft.rename(path)
-    (experiment.folder / "spec.toml").write_text(experiment.text)
+    for name, config in there.items():
+        differences = config.differences(ours[name])
+        if config.run.total_steps != ours[name].run.total_steps:
+            differences.append(f"run.total_steps: {config.run.total_steps} → {ours[name].run.total_steps}")
+        if differences:
+            raise ConfigError(
+                f"{folder} has begun with other settings, of {name}:\n"
+                + "\n".join(f"    {line}" for line in differences)
+                + "\nset these keys back, also behind the command, or give the experiment another name"
+            )
+    (folder / "spec.toml").write_text(experiment.text)
 
 
-def _settings(config: Any) -> dict[str, Any]:
-    return {"digest": config.digest, "updates": config.run.total_steps}
+def _begin(trial: Trial, experiment: Experiment) -> Path:
+    """The run's folder with version 0 of the start, whose files are linked; returns the path of its run.toml."""
+    path, source, target = (
+        open_folder(trial.config),
+        experiment.start.folder / "weights",
+        trial.config.folder / "weights",
+    )
+    if not weights.published(target):
+        draft = target / ".0-start"
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(source / "0", draft, copy_function=link)
+        draft.rename(target / "0")
+    return path

@@ -39,7 +39,7 @@ def fork(run: str | None, version: int | None, overrides: Sequence[str]) -> dict
     try:
         (draft / "checkpoints").mkdir(parents=True)
         first = draft / "weights" / "0"
-        export.write(parent, int(checkpoint.name), first, child.model.dtype, _link)
+        export.write(parent, int(checkpoint.name), first, child.model.dtype, link)
         weights.renumber(first, 0)
         kept = _write_checkpoint(parent, child, checkpoint, draft / "checkpoints" / "0")
         (draft / "run.toml").write_text(config_file.to_toml(child))
@@ -84,7 +84,7 @@ def _write_checkpoint(parent: Config, child: Config, checkpoint: Path, folder: P
     folder.mkdir()
     tensors = {name: digest for name, digest in state["files"].items() if name not in (PROMPTS, PREVIOUS)}
     for name in tensors:
-        _link(checkpoint / name, folder / name)
+        link(checkpoint / name, folder / name)
     prompts = list(_prompts(parent, child, checkpoint, state["event"]))
     (folder / PROMPTS).write_bytes(b"".join(map(jsonl.as_line, prompts)))
     if child.advantage.evidence == "receipt":
@@ -129,7 +129,7 @@ def _prompts(parent: Config, child: Config, checkpoint: Path, event: int) -> Ite
             }
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     """Neither of the two is ever written again, and each run deletes its own name of it."""
     with contextlib.suppress(OSError):
         os.link(source, target)

@@ -1,0 +1,154 @@
+"""The report of an experiment from what runs leave behind, whole, broken off and not begun."""
+
+import csv
+import json
+
+import pytest
+from matplotlib.figure import Figure
+
+from pipeline import experiment, experiment_figures
+from pipeline.config_file import to_toml
+from pipeline.errors import ConfigError
+from pipeline.experiment_points import curves
+from pipeline.experiment_report import NotAlike, markdown, write
+from pipeline.experiment_spec import read
+
+SPEC = """
+name = "e"
+recipe = "guessing"
+seeds = [1, 2, 3]
+baseline = "trajectory"
+[methods.trajectory]
+advantage.normalization = "trajectory"
+[methods.token]
+[settings.k1-eta0]
+[settings.k4-eta0]
+trainer.minibatches = 4
+[settings.k4-eta2]
+trainer.minibatches = 4
+buffers.max_staleness = 2
+"""
+SHARED = "run.total_steps=3"
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """The experiment with runs of seeds 1 and 2: token is 20 points better, and broken off in one of them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.toml").write_text(SPEC)
+    found = read(tmp_path / "spec.toml", [SHARED])
+    begin(found.start)
+    for trial in found.trials:
+        if trial.seed < 3:
+            begin(trial.config)
+            whole = (trial.setting, trial.method, trial.seed) != ("k4-eta2", "token", 2)
+            lines = [line(v, trial.method, trial.seed) for v in range(3 if whole else 2)]
+            text = "".join(json.dumps(each) + "\n" for each in lines)
+            (trial.config.folder / "metrics.jsonl").write_text(text)
+    return found
+
+
+def begin(config, weights="aaaa", outcome=1.0):
+    config.folder.mkdir(parents=True, exist_ok=True)
+    (config.folder / "run.toml").write_text(to_toml(config))
+    (config.folder / "values.json").write_text(json.dumps({"weights": weights}))
+    (config.folder / "values.jsonl").write_text(json.dumps({"id": "g-0", "outcomes": [outcome, 0.0]}) + "\n")
+
+
+def line(version, method, seed):
+    center = -0.3 - 0.1 * version
+    return {
+        "version": version,
+        "reward": 0.3 + 0.1 * version + 0.2 * (method == "token") + 0.01 * seed,
+        "advantage_center": 0.0 if method == "token" else center,
+        "measure_mismatch": center,
+        "length_correlation": -0.8,
+        "ppo_kl": 0.01,
+        "clip_fraction": 0.02,
+        "grad_norm": 1.0 + seed,
+    }
+
+
+def test_the_report_has_the_table_and_names_every_run_that_is_left_out(made):
+    said = write(made)
+    report = (made.folder / "report.md").read_text()
+    assert "11 of 18 runs reached the budget of 3 updates" in said and "11 of 18 runs" in report
+    assert "| k1-eta0 | token | 2 | 0.615 | 0.615 | 2 | +20.00 ± 0.00 (2 of 2 positive) |" in report
+    assert "| k4-eta2 | token | 1 | 0.610 | 0.610 | 1 | +20.00 (1 of 1 positive) |" in report
+    assert "| k4-eta2 | token | 2 | 2 of 3 updates |" in report
+    for setting in made.spec.settings:
+        for method in made.spec.methods:
+            assert f"| {setting} | {method} | 3 | 0 of 3 updates |" in report
+    assert SPEC.strip() in report and "1 on the average" not in report
+    for name in ("rewards", "diagnostics", "centers", "differences"):
+        assert f"({name}.png)" in report and (made.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_point_is_in_the_csv_and_what_was_not_recorded_is_empty(made):
+    write(made)
+    rows = list(csv.DictReader((made.folder / "points.csv").read_text().splitlines()))
+    assert len(rows) == 11 * 3 + 2
+    assert rows[4] == rows[4] | {"setting": "k1-eta0", "method": "token", "seed": "1", "update": "2", "reward": "0.61"}
+    assert rows[4]["entropy"] == "" and rows[4]["measure_mismatch"] == "-0.4"
+
+
+def test_a_report_before_the_first_run_names_them_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.toml").write_text(SPEC)
+    found = read(tmp_path / "spec.toml")
+    found.folder.mkdir(parents=True)
+    assert "0 of 18 runs reached the budget of 30 updates" in write(found)
+    assert "png" not in (found.folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("other", [{"weights": "bbbb"}, {"outcome": 0.0}])
+def test_runs_that_did_not_begin_alike_are_not_compared(made, other):
+    begin(made.trials[3].config, **other)
+    what = "weights" if "weights" in other else "first values"
+    with pytest.raises(NotAlike, match=f"k4-eta0.token.1 began with other {what} than start; delete its folder"):
+        write(made)
+
+
+def test_the_difference_is_drawn_over_staleness_and_over_steps_with_the_other_held(made):
+    over = {key: list(experiment_figures._series(made, key)) for key in experiment_figures.AXES}
+    assert over["buffers.max_staleness"] == [
+        ("token", "(optimizer steps an update = 1)", [(0, "k1-eta0")]),
+        ("token", "(optimizer steps an update = 4)", [(0, "k4-eta0"), (2, "k4-eta2")]),
+    ]
+    assert over["trainer.minibatches"] == [
+        ("token", "(η = 0)", [(1, "k1-eta0"), (4, "k4-eta0")]),
+        ("token", "(η = 2)", [(4, "k4-eta2")]),
+    ]
+    axes = Figure().subplots(1, 2, squeeze=False)
+    experiment_figures._differences(axes, made, curves(made))
+    drawn = [container.lines[0].get_ydata().tolist() for container in axes[0, 1].containers]
+    assert drawn == [[pytest.approx(20), pytest.approx(20)], [pytest.approx(20)]]
+
+
+def test_the_mean_of_replicates_ends_where_the_shortest_does():
+    updates, mean, error = experiment_figures.average([[0.0, 1.0, 1.0], [1.0, 1.0]])
+    assert (updates.tolist(), mean.tolist()) == ([1, 2], [0.5, 1.0])
+    assert error.tolist() == [pytest.approx(0.5), 0.0]  # s.d. √½ over √2
+    assert experiment_figures.average([[0.2]])[2].tolist() == [0.0]
+
+
+def test_what_has_run_is_never_left_out_in_silence_nor_goes_on_with_other_settings(made, tmp_path):
+    experiment._keep(made)
+    assert (made.folder / "spec.toml").read_text() == SPEC
+
+    def again(text, *overrides):
+        (tmp_path / "spec.toml").write_text(text)
+        experiment._keep(read(tmp_path / "spec.toml", [SHARED, *overrides]))
+
+    again(SPEC.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
+    with pytest.raises(ConfigError, match=r"no longer asks for: k1-eta0.token.2, k1-eta0.trajectory.2, .*; put their"):
+        again(SPEC.replace("[1, 2, 3]", "[1, 3]"))
+    with pytest.raises(ConfigError, match=r"other settings, of k1-eta0.token.1:\n    optimizer.lr: 0.0006 → 0.1"):
+        again(SPEC, "optimizer.lr=0.1")
+    with pytest.raises(ConfigError, match=r"run.total_steps: 3 → 4"):
+        again(SPEC, "run.total_steps=4")
+
+
+def test_a_table_in_markdown():
+    assert markdown([{"a": 1, "b": "x"}, {"a": 2, "b": "-"}]) == "| a | b |\n| --- | --- |\n| 1 | x |\n| 2 | - |"
+    assert markdown([]) == "None."
