@@ -9,10 +9,17 @@ It is the same server on a CPU, with what SGLang needs there.
 
 import argparse
 import os
+import signal
+import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
+
+HEALTH_S = 5.0  # for all of a container's servers together
+END_S = 15.0  # SGLang looks for requests every 5 s, and then frees its GPU; docker kills all after 20
 
 
 def argv(
@@ -46,22 +53,60 @@ def environment(device: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Become the server of a run whose version 0 is made, and whose settings are resolved therefore."""
+    """Become the server of a run whose version 0 is made, and whose settings are resolved therefore; if engines.count
+    says so, all of its servers, on one port after another. --healthy: tell by the exit code whether all answer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN.toml", help="as it was given to the run's other processes")
     parser.add_argument("--runs", type=Path, required=True, help="the folder of all runs, their run.folder")
-    parser.add_argument("--device", choices=["cpu", "cuda"], required=True, help="before engines.device")
-    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="before engines.device")
+    parser.add_argument("--port", type=int, default=30000, help="of the first")
+    parser.add_argument("--healthy", action="store_true")
     arguments = parser.parse_args()
     folder = arguments.runs / tomllib.loads(arguments.run.read_text())["run"]["name"]
     settings = tomllib.loads((folder / "run.toml").read_text())
-    engines = settings["engines"] = settings["engines"] | {"device": arguments.device}
-    os.environ.update(environment(arguments.device), OMP_NUM_THREADS=str(engines["threads"]), HF_HUB_OFFLINE="1")
-    if engines["gpus"]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, engines["gpus"]))
+    engines = settings["engines"]
+    engines["device"] = arguments.device or engines["device"]
+    ports = range(arguments.port, arguments.port + max(1, engines["count"]))
+    if arguments.healthy:
+        for port in ports:
+            urlopen(f"http://127.0.0.1:{port}/health", timeout=HEALTH_S / len(ports))
+        return
+    os.environ.update(environment(engines["device"]), OMP_NUM_THREADS=str(engines["threads"]), HF_HUB_OFFLINE="1")
     model = settings["model"].get("path") or str(folder / "model")
-    command = argv("python3", settings, model, "0.0.0.0", arguments.port, api_key=_api_key())
-    os.execvp(command[0], command)
+    commands = [argv("python3", settings, model, "0.0.0.0", port, api_key=_api_key()) for port in ports]
+    tp = engines["tp"]
+    gpus = [engines["gpus"][number * tp : (number + 1) * tp] for number in range(len(ports))]
+    if len(commands) > 1:
+        sys.exit(_serve(commands, gpus))
+    os.environ.update(_visible(gpus[0]))
+    os.execvp(commands[0][0], commands[0])
+
+
+def _visible(gpus: list[int]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+
+
+def _serve(commands: list[list[str]], gpus: list[list[int]]) -> int:
+    """Several servers, which end together: the container starts all of them again when one has ended."""
+    servers = [
+        subprocess.Popen(command, env={**os.environ, **_visible(own)})
+        for command, own in zip(commands, gpus, strict=True)
+    ]
+
+    def end(*_: object) -> None:
+        for server in servers:
+            server.terminate()
+
+    signal.signal(signal.SIGTERM, end)
+    ended, _ = os.wait()
+    end()
+    for server in servers:
+        try:
+            if server.pid != ended:
+                server.wait(END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+    return 1
 
 
 def _api_key() -> str | None:

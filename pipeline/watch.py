@@ -55,6 +55,12 @@ def watch(run_toml: Path | str, engine_urls: Sequence[str] = (), redis_url: str 
     urls = list(engine_urls or config.engines.urls)
     if not urls:
         raise ConfigError("no engine: give --engine URL for each SGLang server, or set engines.urls")
+    if len(urls) < config.engines.count and not config.engines.urls:
+        log.warning(
+            "%d of engines.count = %d are known: name the others too, in HEADRACE_ENGINES or with --engine URL each",
+            len(urls),
+            config.engines.count,
+        )
     url = find_url(redis_url, config.redis.url)
     if url is None:
         raise ConfigError("no Redis: give --redis URL, or set REDIS_URL or redis.url")

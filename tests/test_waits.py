@@ -36,6 +36,7 @@ ALONE = "nothing: a person's own command, or a step that `headrace up` prints"
 WAITS = {
     "pipeline/compose_stack.py _wait_until_ended": ("DRAIN_S", ALONE),
     "pipeline/coordinator.py Coordinator.wait": ("(timeout_s)", BELL),
+    "pipeline/engine_command.py _serve": ("END_S", BELL),
     "pipeline/engines.py Engine._load": ("(timeout_s)", "pipeline/engine_fleet.py: to serve version"),
     "pipeline/engines.py Engine._stand_still": ("BUSY_S", SHORT),
     "pipeline/engines.py Engine.drain": ("(timeout_s)", "pipeline/engine_keeper.py: draining"),
