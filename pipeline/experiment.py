@@ -2,7 +2,7 @@
 
     start ─▶ version 0, first values     once; every run begins with them
       └─▶ run 1 ─▶ run 2 ─▶ …            each as `headrace up` makes it       ─▶ report.md, points.csv, *.png
-             └ experiments/NAME/{setting}.{method}.{seed}/                       at the end, and at any time: --report
+             └ runs/NAME/{setting}.{method}.{seed}/                              at the end, and at any time: --report
 
 The same command goes on after whatever ended it: a run that is finished is not made again, one that was broken off
 resumes. A run that fails is told, and the others are made all the same; two in a row are no accident, and end it.
@@ -76,6 +76,8 @@ def _keep(experiment: Experiment) -> None:
     Seeds, methods and settings may be added to it; what has run is never left out in silence.
     """
     folder = experiment.folder
+    if (folder / "run.toml").exists():
+        raise ConfigError(f"{folder} is the folder of a run; give the experiment another name")
     ours = {config.run.name: config for config in (experiment.start, *(trial.config for trial in experiment.trials))}
     there = {path.parent.name: load(path) for path in sorted(folder.glob("*/run.toml"))}
     if gone := [name for name in there if name not in ours]:

@@ -43,7 +43,7 @@ class Spec(Section):
     """What the file says, before any run is made of it."""
 
     name: str = Field(pattern=NAME)
-    folder: Path = Path("experiments")
+    folder: Path = Path("runs")
     recipe: str | None = None
     run: Path | None = None
     seeds: list[int] = Field(min_length=1)

@@ -149,6 +149,12 @@ def test_what_has_run_is_never_left_out_in_silence_nor_goes_on_with_other_settin
         again(SPEC, "run.total_steps=4")
 
 
+def test_an_experiment_named_as_a_run_is_refused(made):
+    (made.folder / "run.toml").touch()
+    with pytest.raises(ConfigError, match="runs/e is the folder of a run; give the experiment another name"):
+        experiment._keep(made)
+
+
 def test_a_table_in_markdown():
     assert markdown([{"a": 1, "b": "x"}, {"a": 2, "b": "-"}]) == "| a | b |\n| --- | --- |\n| 1 | x |\n| 2 | - |"
     assert markdown([]) == "None."

@@ -61,7 +61,7 @@ def test_runs_differ_in_what_is_compared_alone(spec):
 def test_every_run_begins_with_version_0_and_the_first_values_of_the_start(spec):
     experiment = spec()
     start = experiment.start
-    assert str(start.folder) == "experiments/ablation/start" and start.cold_start and start.model.tiny
+    assert str(start.folder) == "runs/ablation/start" and start.cold_start and start.model.tiny
     for trial in experiment.trials:
         config = trial.config
         assert config.cold_start is None and config.model.tiny is None
