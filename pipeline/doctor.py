@@ -2,7 +2,8 @@
 
     here                Python, SGLang, the sandbox
     doctor_redis.py     a server that runs already: will it keep the ledger, and from whom
-    doctor_machine.py   disk, memory, GPUs, ports, Docker Compose
+    doctor_disk.py      room for the run's checkpoints and weights
+    doctor_machine.py   memory, GPUs, ports, Docker Compose
 
 The sandbox is asked itself, in a process of its own: nothing in `pipeline` imports `workers`.
 """
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline import doctor_machine, doctor_redis, programs
+from pipeline import doctor_disk, doctor_machine, doctor_redis, programs
 from pipeline.config import Config
 from pipeline.engine_processes import sglang_python
 from pipeline.errors import HeadraceError
@@ -56,10 +57,12 @@ def _checks(config: Config | None) -> Iterator[tuple[str, Callable[[], Finding]]
         yield "redis", lambda: (True, str(find_binary()), "")
     yield "sandbox", lambda: _sandbox(preload)
     yield "loopback", doctor_machine.loopback
-    yield "disk", lambda: doctor_machine.disk(config)
+    yield "disk", lambda: doctor_disk.disk(config)
     yield "memory", doctor_machine.memory
     yield "shared memory", lambda: doctor_machine.shared_memory(config)
     yield "gpus", lambda: doctor_machine.gpus(config)
+    if config is not None and config.trainer.gpus:
+        yield "torch", lambda: doctor_machine.torch_gpus(config)
     if config is not None:
         yield "ports", lambda: doctor_machine.settings_ports(config)
     yield "compose", doctor_machine.compose

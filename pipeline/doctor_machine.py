@@ -1,4 +1,4 @@
-"""What `headrace doctor` finds about this machine: GPUs, shared memory, ports, disk, memory, Docker Compose.
+"""What `headrace doctor` finds about this machine: GPUs, shared memory, ports, memory, Docker Compose.
 
 What only some runs need is asked for only if the run's file needs it.
 """
@@ -8,17 +8,16 @@ import re
 import shutil
 import socket
 import subprocess
-from pathlib import Path
 
-from pipeline import ports
+from pipeline import ports, programs
 from pipeline.config import Config
 from pipeline.run_folder import holder_of
 
-DISK_GB = 5
 MEMORY_GB = 4
 SHARED_MEMORY_GB = 1  # NCCL takes some tens of MB a GPU, and a container gives 64 MB unless it is told
 COMPOSE = (2, 24)  # depends_on with required: false, secrets from the environment
 ASK_S = 15
+IMPORT_S = 120  # PyTorch, on a disk that is asked for it for the first time
 Finding = tuple[bool, str, str]
 
 
@@ -28,17 +27,6 @@ def loopback() -> Finding:
             return True, "127.0.0.1 takes connections", ""
     except OSError as error:
         return False, f"127.0.0.1: {error}", "bring the loopback interface up: `ip link set lo up`"
-
-
-def disk(config: Config | None) -> Finding:
-    folder = (config.run.folder if config else Path()).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free / 1e9
-    return (
-        free >= DISK_GB,
-        f"{free:.0f} GB free in {folder}",
-        f"a run wants {DISK_GB} GB or more; free some, or set run.folder",
-    )
 
 
 def memory() -> Finding:
@@ -72,6 +60,19 @@ def gpus(config: Config | None) -> Finding:
     missing = [gpu for gpu in named if gpu >= len(lines)]
     found = "; ".join(lines) or "no GPU"
     return not missing, f"{found}; the run wants also {missing}" if missing else found, fix
+
+
+def torch_gpus(config: Config) -> Finding:
+    """A PyTorch without CUDA, or for a newer driver, sees none, whatever nvidia-smi says."""
+    question = "import torch; print(torch.cuda.device_count(), torch.version.cuda or 'none')"
+    answer = subprocess.run([*programs.PYTHON, "-P", "-c", question], capture_output=True, text=True, timeout=IMPORT_S)
+    fix = "`pip install torch` of a CUDA build that this driver knows, or a newer driver of NVIDIA"
+    if answer.returncode:
+        return False, (answer.stderr.strip().splitlines() or ["no torch"])[-1], f"pip install 'headrace[train]'; {fix}"
+    count, _, cuda = answer.stdout.strip().rpartition(" ")
+    found = f"PyTorch sees {count} GPUs, {'a build without CUDA' if cuda == 'none' else f'CUDA {cuda}'}"
+    enough = int(count) > max(config.trainer.gpus)
+    return enough, found if enough else f"{found}; trainer.gpus = {config.trainer.gpus}", fix
 
 
 def settings_ports(config: Config) -> Finding:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import redis
 
-from pipeline import doctor_machine, doctor_redis, keys, ports
+from pipeline import doctor_disk, doctor_machine, doctor_redis, keys, ports, programs, tensor_file
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
 from pipeline.doctor import _finding, _sglang, examine
@@ -199,6 +199,22 @@ def test_gpus_that_the_run_names_must_be_there(tmp_path, monkeypatch):
     assert doctor_machine.gpus(config)[:2] == (False, "nvidia-smi fails: NVIDIA-SMI has failed")
 
 
+def test_pytorch_must_see_the_gpus_that_ranks_are_to_have(tmp_path, monkeypatch):
+    config = load(DEMO, GPUS)
+    for said, ok, found in (
+        ("2 13.0", True, "2 GPUs, CUDA 13.0"),
+        ("1 12.8", False, "1 GPUs, CUDA 12.8; trainer.gpus = [1]"),
+        ("0 none", False, "0 GPUs, a build without CUDA; trainer.gpus = [1]"),
+    ):
+        program(tmp_path, "python", f"echo {said}")
+        monkeypatch.setattr(programs, "PYTHON", [str(tmp_path / "python")])
+        answer = doctor_machine.torch_gpus(config)
+        assert answer[0] == ok and answer[1].startswith("PyTorch sees ") and found in answer[1]
+        assert "driver" in answer[2] and "CUDA" in answer[2]
+    program(tmp_path, "python", "echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
+    assert doctor_machine.torch_gpus(config)[:2] == (False, "ModuleNotFoundError: No module named 'torch'")
+
+
 @pytest.mark.parametrize("name", ["nvidia-smi", "docker"])
 def test_a_program_that_hangs_is_a_finding(tmp_path, monkeypatch, name):
     monkeypatch.setenv("PATH", program(tmp_path / "bin", name, "exec sleep 60") + ":/bin:/usr/bin")
@@ -244,5 +260,24 @@ def test_several_gpus_want_shared_memory(monkeypatch):
 
 def test_the_disk_is_the_one_that_the_run_is_written_to(tmp_path):
     config = load(DEMO, [f"run.folder={tmp_path}/not/yet"])
-    assert f"GB free in {tmp_path}/not/yet" in doctor_machine.disk(config)[1]
-    assert doctor_machine.disk(None)[1].endswith(f"free in {os.getcwd()}")
+    assert f"GB free in {tmp_path}/not/yet" in doctor_disk.disk(config)[1]
+    assert doctor_disk.disk(None)[1].endswith(f"free in {os.getcwd()}")
+
+
+def test_the_disk_must_have_room_for_the_checkpoints_and_weights_of_the_model(tmp_path):
+    """Of eight times 10⁹ parameters, which none of the files has."""
+    entries = [tensor_file.Entry(f"layers.{i}", "BF16", (1_000_000, 1000)) for i in range(8)]
+    (model := tmp_path / "model").mkdir()
+    (model / "model.safetensors").write_bytes(tensor_file.header(entries))
+    settings = [f"run.folder={tmp_path}", f'model={{path="{model}", dtype="bfloat16"}}']
+    config = load(DEMO, settings)
+    assert doctor_disk.wanted_bytes(config) == 8_000_000_000 * (3 * 12 + 6 * 2)
+    assert doctor_disk.wanted_bytes(load(DEMO, [*settings, "loss.kl=0.1"])) == 8_000_000_000 * (3 * 16 + 6 * 2)
+    kept = load(DEMO, [*settings, "trainer.checkpoints_kept=10000"])
+    ok, found, fix = doctor_disk.disk(kept)
+    assert not ok and "checkpoints and weights will take 960192 GB, and have 0 GB" in found
+    assert "wants 960192 GB" in fix and "trainer.checkpoints_kept" in fix
+    (kept.folder / "checkpoints" / "10").mkdir(parents=True)
+    with (kept.folder / "checkpoints" / "10" / "__0_0.distcp").open("wb") as file:
+        file.truncate(1_000_000_000_000)
+    assert "and have 1000 GB" in doctor_disk.disk(kept)[1]
