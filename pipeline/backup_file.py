@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO
 
 import msgpack
 
+from pipeline.config_sections import NAME
 from pipeline.errors import HeadraceError
 
 ABOUT, SUMS, KEYS = "backup.json", "SHA256SUMS", "keys"
@@ -88,6 +90,8 @@ def about(path: Path) -> dict[str, Any]:
         found = json.loads(tar.extractfile(first).read())
     if found.get("form") != FORM:
         raise BadBackup(f"{path}: is of form {found.get('form')}, this headrace reads {FORM}: restore it with its own")
+    if not re.fullmatch(NAME, str(found.get("run"))):  # folders are made, and deleted, by it
+        raise BadBackup(f"{path}: {found.get('run')!r} is no name of a run; this file was not made by headrace")
     return found
 
 

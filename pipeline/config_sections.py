@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of a run, a folder and a key of Redis
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Run(Section):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=NAME)
     folder: Path = Path("runs")
     seed: int = 1
     total_steps: int = Field(100, gt=0, description="optimizer updates")

@@ -108,6 +108,8 @@ def _make_keys(client: redis.Redis, run: str, draft: Path) -> None:
         except (redis.RedisError, HeadraceError):
             ledger_copy.forget(client, run)
             raise
+    except redis.exceptions.OutOfMemoryError as error:
+        raise HeadraceError(f"this Redis has no room for the run {run!r} ({error}): raise its maxmemory") from None
     except redis.RedisError as error:
         raise HeadraceError(f"the run {run!r} cannot be written to this Redis: {trouble(error)}") from None
 

@@ -1,6 +1,7 @@
 """The file of a backup is what was written, or it is refused by what is wrong with it; it writes nowhere else."""
 
 import io
+import json
 import os
 import tarfile
 
@@ -108,6 +109,13 @@ def test_a_forged_file_writes_nowhere_else(tmp_path, name):
     with pytest.raises(BadBackup, match="was not made by headrace"):
         unpacked(path, tmp_path)
     assert not list(tmp_path.rglob("there"))
+
+
+@pytest.mark.parametrize("name", ["../there", "a/b", "", "..", None])
+def test_a_forged_name_of_a_run_is_none(tmp_path, name):
+    said = json.dumps({"form": 1, "run": name}).encode()
+    with pytest.raises(BadBackup, match="is no name of a run"):
+        about(forged(tmp_path, (tarfile.TarInfo("demo/backup.json"), said)))
 
 
 def test_a_link_leads_to_nothing_but_what_is_in_the_file(tmp_path):

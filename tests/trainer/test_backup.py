@@ -203,6 +203,23 @@ def test_a_restore_that_fails_leaves_nothing_behind(client, redis_url, killed, t
     assert not client.exists(f"{keys.run(killed.run.name)}:entry:left")
 
 
+def test_a_redis_that_is_too_small_is_told_so_and_left_as_it_was(client, redis_url, killed, tmp_path):
+    for i in range(300):
+        client.xadd(keys.trajectories(killed.run.name, "worker-1"), {"payload": bytes(10_000)}, f"{i + 1}-0")
+    file = tmp_path / "one.tar"
+    backup(str(killed.folder), file, redis_url)
+    server = RedisServer.start(tmp_path / "small")
+    with connect(server.url) as small:
+        small.config_set("maxmemory", small.info("memory")["used_memory"] + 2_000_000)
+        with pytest.raises(HeadraceError, match=r"has no room for the run 'test-.*: raise its maxmemory"):
+            restore(file, tmp_path / "there", server.url)
+        assert not small.dbsize() and not list((tmp_path / "there").iterdir())
+        small.config_set("maxmemory", 0)
+        restore(file, tmp_path / "there", server.url)
+        assert small.xlen(keys.trajectories(killed.run.name, "worker-1")) == 300
+    server.stop()
+
+
 def test_a_damaged_checkpoint_is_no_backup(client, redis_url, killed, tmp_path):
     shard = next((killed.folder / "checkpoints" / "2").glob("*.distcp"))
     raw = bytearray(shard.read_bytes())
