@@ -87,11 +87,15 @@ def about(path: Path) -> dict[str, Any]:
         first = tar.next()
         if first is None or not first.isreg() or PurePosixPath(first.name).name != ABOUT:
             raise BadBackup(f"{path}: is no backup of headrace: expected {ABOUT} as its first entry")
-        found = json.loads(tar.extractfile(first).read())
+        try:
+            found = dict(json.loads(tar.extractfile(first).read()))
+        except (ValueError, TypeError):
+            found = {}
     if found.get("form") != FORM:
         raise BadBackup(f"{path}: is of form {found.get('form')}, this headrace reads {FORM}: restore it with its own")
-    if not re.fullmatch(NAME, str(found.get("run"))):  # folders are made, and deleted, by it
-        raise BadBackup(f"{path}: {found.get('run')!r} is no name of a run; this file was not made by headrace")
+    name = found.get("run")
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):  # folders are made, and deleted, by it
+        raise BadBackup(f"{path}: {name!r} is no name of a run; this file was not made by headrace")
     return found
 
 

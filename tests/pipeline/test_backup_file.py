@@ -133,5 +133,7 @@ def test_what_is_no_backup_is_told_so(tmp_path):
         about(text)
     with pytest.raises(BadBackup, match=r"expected backup\.json as its first entry"):
         about(forged(tmp_path, (tarfile.TarInfo("demo/other"), b"x")))
+    with pytest.raises(BadBackup, match="is of form None"):
+        about(forged(tmp_path, (tarfile.TarInfo("demo/backup.json"), b"[1]")))
     with pytest.raises(BadBackup, match="is of form 7, this headrace reads 1: restore it with its own"):
         about(forged(tmp_path, (tarfile.TarInfo("demo/backup.json"), b'{"form": 7}')))
