@@ -1,6 +1,6 @@
 """Problems: the records that prompts are made of.
 
-    [data]       tasks (reasoning-gym) or path (data_files.py) ─┐
+    [data]       tasks (reasoning-gym) or path (data_files.py) ─┐     path may be a folder of games: game_folders.py
     [eval.data]  the same, another seed or file ────────────────┼──▶ records: {"id", "question", "answer", …}
     [cold_start] tasks of [data], another seed ─────────────────┘
 
@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline import number_guessing
+from pipeline import game_folders, number_guessing
 from pipeline.config import Config, Data
 from pipeline.data_files import Unusable, rows, stem
 from pipeline.data_rows import Problem, problem_of
@@ -65,8 +65,8 @@ def file_problems(path: Path) -> list[Problem]:
 
 
 def _needs_answer(config: Config) -> bool:
-    """What is built in judges by the problem's answer; an environment of a user's own has its own keys."""
-    return ":" not in config.environment.name
+    """What is built in judges by the problem's answer, unless it plays games; a user's own has its own keys."""
+    return ":" not in config.environment.name and config.environment.name != "alfworld"
 
 
 def _draw(data: Data, excluded: set[str], section: str, needs_answer: bool) -> list[Problem]:
@@ -119,7 +119,8 @@ def _read(data: Data, excluded: set[str], section: str, needs_answer: bool) -> l
     asked: dict[str, str] = {}  # question -> where
     ids: dict[str, str] = {}
     unusable, repeated, count = [], [], 0
-    for place, row in rows(data.path, section):
+    read = game_folders.rows(data.path) if game_folders.holds_games(data.path) else rows(data.path, section)
+    for place, row in read:
         count += 1
         try:
             if isinstance(row, Unusable):

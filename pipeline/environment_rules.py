@@ -23,8 +23,10 @@ BUILT_IN = {
     "number_guessing": "workers.environments.number_guessing:NumberGuessing",
     "reasoning_gym": "workers.environments.reasoning_gym:ReasoningGym",
     "single_turn": "workers.environments.single_turn:SingleTurn",
+    "alfworld": "workers.environments.alfworld:AlfWorld",
 }
 WITH_TOOL = {"math_tool", "math_tir"}
+NO_ALFWORLD = "alfworld plays games of the package alfworld, which compiles: pip install 'headrace[alfworld]'"
 FORMS = f'{", ".join(map(repr, BUILT_IN))}, "path/to/file.py:Class" or "module:Class"'
 
 
@@ -45,6 +47,12 @@ def impossible_environment(config: "Config") -> Iterator[str]:
             f"environment.tool_timeout_s = {environment.tool_timeout_s:g} is not below step_timeout_s = "
             f"{environment.step_timeout_s:g}, which a step's calls share; raise the latter"
         )
+    for section, problems in {"data": config.data, "eval.data": config.eval.data}.items():
+        if name == "alfworld" and problems is not None and problems.tasks:
+            yield (
+                f'environment.name = "alfworld" plays games of a folder, and {section}.tasks has none; set '
+                f"{section}.path to one, such as `headrace environments alfworld` makes"
+            )
     tries = environment.options.get("tries", 1)
     if name == "reasoning_gym" and isinstance(tries, int) and tries > environment.max_turns:
         yield (
@@ -65,3 +73,5 @@ def check_environment(environment: "Environment") -> None:
         raise ConfigError(f"environment.name = {environment.name!r}: no file {source} in {Path.cwd()}")
     if judges_mathematics(environment) and importlib.util.find_spec("math_verify") is None:
         raise ConfigError(f"{environment.name} judges with math_verify: pip install 'headrace[math]'")
+    if environment.name == "alfworld" and importlib.util.find_spec("alfworld") is None:
+        raise ConfigError(NO_ALFWORLD)

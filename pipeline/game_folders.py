@@ -1,0 +1,59 @@
+"""A folder of ALFWorld's games as rows: the official ones, or those of `headrace environments alfworld`.
+
+    train/pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000/game.tw-pddl
+      ──▶ "row 7", {"id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000", "game": its path,
+                    "task": "pick_and_place_simple", "question": "Your task is to: put some laptop on sofa. …"}
+
+Rows come in an order that mixes the task types and is the same everywhere, so that data.size may take a part of them.
+As in alfworld's loader, games that are not known to be solvable are none, nor those with movable receptacles or slices.
+Nothing of alfworld is needed to read them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.data_files import Unusable
+
+GAME = "game.tw-pddl"
+TASK = re.compile(r"Your task is to: .*?(?=\")")
+RECEPTACLE = re.compile(r"^\s*([a-z]+)_bar_(\S*) - receptacle", re.IGNORECASE | re.MULTILINE)
+
+
+def holds_games(folder: Path) -> bool:
+    return next(folder.rglob(GAME), None) is not None
+
+
+def rows(folder: Path) -> Iterator[tuple[str, dict[str, Any] | Unusable]]:
+    """Each game's place, and its row."""
+    found = {path.parent.relative_to(folder).as_posix(): path for path in folder.rglob(GAME)}
+    for name in sorted(found, key=_mixed):
+        if "movable" in name or "Sliced" in name:
+            continue
+        try:
+            yield name, _row(name, found[name])
+        except Unusable as error:
+            yield name, error
+
+
+def _row(name: str, path: Path) -> dict[str, Any]:
+    try:
+        game = json.loads(path.read_text())
+        task = json.loads((path.parent / "traj_data.json").read_text())["task_type"]
+        if not game["solvable"]:
+            raise Unusable("it is not known to be solvable; `alfworld-generate` finds out")
+        said = TASK.search(game["grammar"])[0]
+        receptacles = RECEPTACLE.findall(game["pddl_problem"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise error if isinstance(error, Unusable) else Unusable(f"no game: {type(error).__name__}: {error}") from None
+    # What tells it from others: two trials of one task in one room begin alike, with other things in other places.
+    kinds = ", a ".join(kind.lower() + "basin" * rest.lower().endswith("basin") for kind, rest in receptacles)
+    question = f"{said} You see a {kinds}. Game {int(_mixed(name)[:8], 16)}."
+    return {"id": name, "task": task, "question": question, "game": str(path)}
+
+
+def _mixed(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()

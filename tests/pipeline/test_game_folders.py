@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from pipeline import game_folders
+from pipeline.config import Config
+from pipeline.data import evaluation_problems, file_problems, training_problems
+from pipeline.errors import ConfigError
+
+PROBLEM = """(:objects agent1 - agent
+        Sofa_bar__minus_01 - receptacle
+        Sink_bar__plus_02_bar_SinkBasin - receptacle
+        Laptop_bar_1 - object)"""
+
+
+def write(folder, name, solvable=True, sentence="put some laptop on sofa"):
+    place = folder / name
+    place.mkdir(parents=True)
+    game = {"grammar": f'"rhs": "Your task is to: {sentence}."', "pddl_problem": PROBLEM, "solvable": solvable}
+    (place / "game.tw-pddl").write_text(json.dumps(game))
+    (place / "traj_data.json").write_text(json.dumps({"task_type": name.partition("-")[0]}))
+
+
+def names(kind, count):
+    return [f"{kind}-Laptop-None-Sofa-229/trial_T1_{number:06}" for number in range(count)]
+
+
+def config(tmp_path, **data):
+    return Config.model_validate(
+        {
+            "run": {"name": "games"},
+            "model": {"tiny": {}},
+            "data": {"path": str(tmp_path / "train")} | data,
+            "environment": {"name": "alfworld", "max_turns": 50},
+            "eval": {"data": {"path": str(tmp_path / "valid_unseen")}},
+        }
+    )
+
+
+def test_a_game_is_a_problem_whose_question_says_task_and_room(tmp_path):
+    write(tmp_path, "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000")
+    (problem,) = file_problems(tmp_path)
+    assert problem.pop("question").startswith(
+        "Your task is to: put some laptop on sofa. You see a sofa, a sinkbasin. Game "
+    )
+    assert problem == {
+        "id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000",
+        "task": "pick_and_place_simple",
+        "game": f"{tmp_path}/pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000/game.tw-pddl",
+    }
+
+
+def test_a_part_of_a_folder_has_tasks_of_all_kinds_and_trials_of_one_task_are_different_problems(tmp_path):
+    for split, count in {"train": 40, "valid_unseen": 5}.items():
+        for kind in ("pick_a", "pick_b", "pick_c"):
+            for name in names(kind, count):
+                write(tmp_path / split, name)
+    found = training_problems(config(tmp_path, size=30))
+    assert len(found) == 30 and {problem["task"] for problem in found} == {"pick_a", "pick_b", "pick_c"}
+    assert found == training_problems(config(tmp_path, size=30)) == training_problems(config(tmp_path, size=90))[:30]
+    # The same names lie in valid_unseen: those are held out.
+    assert not {p["id"] for p in found} & {p["id"] for p in evaluation_problems(config(tmp_path))}
+
+
+def test_what_alfworlds_loader_leaves_out_is_no_problem(tmp_path):
+    write(tmp_path, "pick_and_place_with_movable_recep-Pen-Mug-Desk-301/trial_T1_0")
+    write(tmp_path, "pick_and_place_simple-AppleSliced-None-Sofa-229/trial_T1_1")
+    write(tmp_path, "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_2", solvable=False)
+    write(tmp_path, "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_3")
+    (tmp_path / "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_3/traj_data.json").unlink()
+    rows = dict(game_folders.rows(tmp_path))
+    assert [str(row) for _, row in sorted(rows.items())] == [
+        "it is not known to be solvable; `alfworld-generate` finds out",
+        f"no game: FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path}/"
+        "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_3/traj_data.json'",
+    ]
+    with pytest.raises(ConfigError, match=r"no row can be used; .*it is not known to be solvable"):
+        file_problems(tmp_path)
+
+
+def test_alfworld_plays_no_tasks_of_reasoning_gym(tmp_path):
+    with pytest.raises(ValueError, match=r'"alfworld" plays games of a folder, and data.tasks has none; set data.path'):
+        config(tmp_path, path=None, tasks={"chain_sum": {}})
