@@ -2,7 +2,7 @@
 
     rewards.png       Figure 1: matched replicates thin, their mean thick, a standard error shaded; a panel a setting
     diagnostics.png   Figure 2: policy KL, clip fraction, gradient norm; a row a setting
-    centers.png       Equation 5: the center that the loss saw of each update, against what its covariance predicts
+    centers.png       Equation 5: the center that the loss saw of each update, and what its covariance predicts
     differences.png   method minus baseline in AUC, over η and over optimizer steps, where settings differ in them
 
 Curves are trailing means of five updates; runs that have not reached the budget are drawn as far as they are.
@@ -41,7 +41,7 @@ def draw(experiment: Experiment, lines: Curves) -> dict[str, Path]:
         for title, name, rows, columns, panels in (
             ("Reward", "rewards", 1, len(settings), _rewards),
             ("Optimization", "diagnostics", len(settings), len(DIAGNOSTICS), _diagnostics),
-            ("The center of the loss", "centers", 1, len(settings), _centers),
+            ("The center of the loss", "centers", 2, len(settings), _centers),
             ("Where the difference is", "differences", 1, len(AXES), _differences),
         ):
             figure = Figure(figsize=(4.6 * columns, 3.6 * rows), dpi=110, layout="constrained")
@@ -73,7 +73,16 @@ def _diagnostics(axes, experiment: Experiment, lines: Curves) -> None:
         axes[0, 0].legend(loc="best")
 
 
-def _curves(panel, experiment: Experiment, lines: Curves, setting: str, name: str, replicates: bool = False) -> None:
+def _curves(
+    panel,
+    experiment: Experiment,
+    lines: Curves,
+    setting: str,
+    name: str,
+    replicates: bool = False,
+    linestyle: str = "-",
+    name_of: str = "{}",
+) -> None:
     panel.set_xlabel("update")
     for color, method in zip(_colors(), experiment.spec.methods, strict=False):
         found = []
@@ -86,7 +95,7 @@ def _curves(panel, experiment: Experiment, lines: Curves, setting: str, name: st
                 panel.plot(range(1, len(curve) + 1), curve, color=color, alpha=0.3, linewidth=0.8)
         if found:
             updates, mean, error = average(found)
-            panel.plot(updates, mean, color=color, linewidth=2, label=method)
+            panel.plot(updates, mean, color=color, linewidth=2, linestyle=linestyle, label=name_of.format(method))
             panel.fill_between(updates, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
 
 
@@ -99,22 +108,25 @@ def average(curves: list[list[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _centers(axes, experiment: Experiment, lines: Curves) -> None:
-    """Whitened over trajectories, every update lies on the diagonal; over tokens, on zero."""
-    for panel, setting in zip(axes[0], experiment.spec.settings, strict=True):
-        panel.set_title(setting)
-        panel.set_xlabel("Cov(L, Ã) / mean L, whitened over trajectories")
-        panel.set_ylabel("ΣLÃ / ΣL that the loss saw")
+    """Over updates, and one against the other: whitened over trajectories runs are on the diagonal, over tokens on 0."""
+    for (over, against), setting in zip(axes.T, experiment.spec.settings, strict=True):
+        over.set_title(setting)
+        over.set_ylabel("ΣLÃ / ΣL that the loss saw")
+        _curves(over, experiment, lines, setting, "advantage_center")
+        _curves(over, experiment, lines, setting, "measure_mismatch", linestyle="--", name_of="{}: predicted")
+        against.set_xlabel("predicted: Cov(L, Ã) / mean L, whitened over trajectories")
+        against.set_ylabel("ΣLÃ / ΣL that the loss saw")
         correlations = []
         for color, method in zip(_colors(), experiment.spec.methods, strict=False):
             of_method = [line for (of, own, _), run in lines.items() if (of, own) == (setting, method) for line in run]
             if of_method:
                 x, y = ([line[name] for line in of_method] for name in ("measure_mismatch", "advantage_center"))
-                panel.scatter(x, y, s=8, color=color, alpha=0.5, linewidths=0, label=method)
+                against.scatter(x, y, s=8, color=color, alpha=0.5, linewidths=0, label=method)
                 correlations += [line["length_correlation"] for line in of_method]
         if correlations:
-            low = min(0, *panel.get_xlim())
-            panel.plot((low, 0), (low, 0), color="#8c8c8c", linestyle="--", linewidth=1, zorder=0)
-            panel.legend(loc="best", title=f"corr(L, A) {np.mean(correlations):+.2f}")
+            over.legend(loc="best", fontsize=7)
+            against.axline((0, 0), slope=1, color="#8c8c8c", linestyle="--", linewidth=1, zorder=0)
+            against.legend(loc="best", title=f"corr(L, A) {np.mean(correlations):+.2f}")
 
 
 def _differences(axes, experiment: Experiment, lines: Curves) -> None:

@@ -10,7 +10,8 @@ depends on that (arXiv 2608.24870, Eq. 5). The games are pipeline/number_guessin
 a number will do.
 
 Options: `lost`, the share of scripted demonstrations that guess at random, whatever they hear, and mostly fail: a habit
-for RL to unlearn, if cold_start.failures says that failures are trained on too. The others halve what is left.
+for RL to unlearn, if cold_start.failures says that failures are trained on too. The others guess a number that it still
+can be, any of them: what they show is to listen, not one path that a tiny model could learn by heart.
 """
 
 import random
@@ -62,10 +63,10 @@ class NumberGuessing(Environment):
         return "lower"
 
     def demonstrate(self) -> str:
-        """The middle of what is left, or any number at all."""
+        """Any number that it still can be, or any at all."""
         if self.demonstrate_lost:
             return str(self.demonstration.randrange(NUMBERS))
-        return str((self.low + self.high) // 2)
+        return str(self.demonstration.randint(self.low, self.high))
 
 
 def _guess(reply: str) -> int | None:

@@ -1,3 +1,4 @@
+import asyncio
 from collections import Counter
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from pipeline import config
 from pipeline.number_guessing import games, secret
 from workers.environments.conformance import assert_conforms
+from workers.environments.number_guessing import NumberGuessing
 
 
 def settings(turns=16, **options):
@@ -38,22 +40,32 @@ def test_a_failure_takes_all_turns(play):
     assert [turn.done for turn in turns] == [False, False, False, True] and turns[-1].reward == 0.0
 
 
-@pytest.mark.parametrize("number", [0, 1, 49, 50, 99])
-def test_halving_finds_every_number_in_seven_turns(play, number):
-    turns = play(settings(), game(number), *[None] * _needed(number))
-    assert turns[-1].reward == 1.0 and _needed(number) <= 7
+@pytest.mark.parametrize("number", [0, 1, 50, 99])
+def test_a_demonstration_guesses_what_the_number_still_can_be(number):
+    async def guesses(seed):
+        environment, low, high, turns = NumberGuessing(100), 0, 99, 0
+        turn = await environment.reset(game(number), seed)
+        while not turn.done:
+            guess = int(environment.demonstrate())
+            assert low <= guess <= high
+            turn = await environment.step(str(guess))
+            low, high = (guess + 1, high) if guess < number else (low, guess - 1)
+            turns += 1
+        assert turn.reward == 1.0
+        return turns
+
+    needed = [asyncio.run(guesses(seed)) for seed in range(30)]
+    assert len(set(needed)) > 1 and max(needed) < 20, "another path for each seed"
 
 
-def _needed(number):
-    low, high, turns = 0, 99, 1
-    while (middle := (low + high) // 2) != number:
-        low, high, turns = (middle + 1, high, turns + 1) if middle < number else (low, middle - 1, turns + 1)
-    return turns
+def test_a_lost_demonstration_does_not_listen():
+    async def listened(lost):
+        environment = NumberGuessing(100, lost)
+        await environment.reset(game(0), 5)
+        await environment.step("1")  # "lower": it is 0
+        return environment.demonstrate() == "0"
 
-
-def test_a_lost_demonstration_does_not_listen(play):
-    turns = play(settings(lost=1.0), game(49), *[None] * 16)
-    assert "higher" in said(turns) and turns[1].messages, "49 is the middle, and would have been found at once"
+    assert asyncio.run(listened(0.0)) and not asyncio.run(listened(1.0))
 
 
 def test_a_game_has_its_number_for_ever_and_its_question_does_not_tell_it():
