@@ -108,7 +108,7 @@ def average(curves: list[list[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _centers(axes, experiment: Experiment, lines: Curves) -> None:
-    """Over updates, and one against the other: whitened over trajectories runs are on the diagonal, over tokens on 0."""
+    """Over updates, and against each other: whitened over trajectories, runs lie on the diagonal; over tokens, on 0."""
     for (over, against), setting in zip(axes.T, experiment.spec.settings, strict=True):
         over.set_title(setting)
         over.set_ylabel("ΣLÃ / ΣL that the loss saw")
