@@ -5,6 +5,7 @@ Nothing of it needs a GPU: each process is started up to the program that it bec
 
 import contextlib
 import http.server
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from pipeline import doctor_machine, engine_command, ports, programs
 from pipeline.cli import cli
 from pipeline.config_file import load, to_toml
 from pipeline.errors import ConfigError
-from tests.test_compose import ROOT, described
+from tests.test_compose import ROOT, compose, described
 from tests.waiting import wait_for
 
 # GPUs -> the lines of [engines] and of [trainer], as the README has them; then the servers' GPUs and the trainer's
@@ -66,6 +67,22 @@ def edited(request, tmp_path, headrace):
     urls = " ".join(f"http://sglang:{30000 + number}" for number in range(len(servers)))
     services = described("gpu", HEADRACE_RUN="my.toml", HEADRACE_FOLDER="/mine", HEADRACE_ENGINES=urls)["services"]
     return services, tmp_path, servers, gpus
+
+
+def test_the_lines_of_env_for_eight_gpus_reach_the_processes(tmp_path):
+    (tmp_path / ".env").write_text(
+        "COMPOSE_PROFILES=gpu\nHEADRACE_RUN=my.toml\nHEADRACE_FOLDER=.      # of my.toml\nHEADRACE_WORKERS=2\n"
+        "HEADRACE_ENGINES=http://sglang:30000 http://sglang:30001 http://sglang:30002 http://sglang:30003\n"
+        "HEADRACE_TRAINER_MEMORY=256g\nHEADRACE_SGLANG_MEMORY=128g\n"
+    )
+    found = compose("--env-file", tmp_path / ".env", "config", "--format", "json")
+    assert found.returncode == 0, found.stderr
+    services = json.loads(found.stdout)["services"]
+    for name in ("coordinator", "values", "worker"):
+        assert len(services[name]["environment"]["HEADRACE_ENGINES"].split()) == 4, name
+    assert services["worker"]["scale"] == 2
+    assert int(services["trainer"]["mem_limit"]) == 1 << 38 and int(services["sglang"]["mem_limit"]) == 1 << 37
+    assert {mount["source"] for mount in services["trainer"]["volumes"]} == {str(ROOT), "runs"}
 
 
 def row(gpus):

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pipeline import backup_file, checkpoint_folder, events, keys, ledger_copy, weights
+from pipeline import backup_file, checkpoint_folder, events, keys, ledger_copy, ports, weights
 from pipeline.audit import audit
 from pipeline.backup import backup
 from pipeline.checkpoint_folder import DamagedCheckpoint
@@ -17,8 +17,9 @@ from pipeline.config_file import load
 from pipeline.errors import ConfigError, HeadraceError, LedgerError, OtherSchema
 from pipeline.fork import fork
 from pipeline.ledger_copy import Moved
-from pipeline.redis_server import RedisServer, connect
+from pipeline.redis_server import RedisServer, connect, find_binary
 from pipeline.restore import restore
+from tests.fixtures_users import DOCKER, password, server_of_users
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import Killed, comparable, last_weights, recorded, train
 from tests.waiting import wait_for
@@ -201,6 +202,36 @@ def test_a_restore_that_fails_leaves_nothing_behind(client, redis_url, killed, t
     (tmp_path / "there" / f".{killed.run.name}.new" / "weights").mkdir(parents=True)
     restore(file, tmp_path / "there", redis_url)
     assert not client.exists(f"{keys.run(killed.run.name)}:entry:left")
+
+
+def test_the_redis_of_the_stack_is_restored_before_its_users_are_there_and_backed_up_by_its_coordinator(
+    client, redis_url, killed, tmp_path, monkeypatch
+):
+    file, name = tmp_path / "one.tar", killed.run.name
+    backup(str(killed.folder), file, redis_url)
+    expected = client.hgetall(keys.run(name))
+    forget(client, killed)
+    (data := tmp_path / "data").mkdir()
+    (data / "redis.conf").write_text((DOCKER / "redis.conf").read_text().replace("dir /data", f"dir {data}"))
+    port = ports.free()[0]
+    process = subprocess.Popen([find_binary(), data / "redis.conf", "--port", str(port), "--protected-mode", "no"])
+    try:
+        monkeypatch.setenv("REDIS_PASSWORD_FILE", "")
+        told = restore(file, tmp_path / "there", f"redis://127.0.0.1:{port}/0")
+    finally:
+        process.terminate()
+        process.wait(30)
+    with server_of_users(find_binary(), data) as server:
+        url = f"redis://coordinator@127.0.0.1:{server.port}/0"
+        monkeypatch.setenv("REDIS_PASSWORD", password("coordinator"))
+        with connect(url) as ours:
+            assert ours.hgetall(keys.run(name)) == expected
+        again = backup(told["folder"], tmp_path / "two.tar", url)
+        assert (again["version"], again["checkpoint"]) == (3, 2)
+        with connect(f"redis://admin:{password('admin')}@127.0.0.1:{server.port}/0") as admin:
+            admin.flushall()
+        with pytest.raises(HeadraceError, match="Redis refuses this to the user that this process is"):
+            restore(tmp_path / "two.tar", tmp_path / "elsewhere", url)
 
 
 def test_a_redis_that_is_too_small_is_told_so_and_left_as_it_was(client, redis_url, killed, tmp_path):
