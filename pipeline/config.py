@@ -17,25 +17,20 @@ from pydantic import model_validator
 
 from pipeline.config_rules import impossible
 from pipeline.config_sections import (
-    Advantage,
     Buffers,
-    ColdStart,
     Data,
     Engines,
     Environment,
     Eval,
     Log,
-    Loss,
     Metrics,
     Model,
-    Optimizer,
-    Publish,
     Redis,
     Rollout,
     Run,
     Section,
-    Trainer,
 )
+from pipeline.config_training import Advantage, ColdStart, Loss, Optimizer, Publish, Trainer
 from pipeline.ignored_settings import ignored
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from pipeline import config_sections
+from pipeline import config_sections, config_training
 from pipeline.config import Config
 from pipeline.config_file import load, to_toml
 from pipeline.config_rules import unwise
@@ -331,7 +331,7 @@ def test_the_resolved_settings_read_back_equal(toml, tmp_path):
 
 
 def test_a_setting_that_a_newer_headrace_adds_makes_no_other_run(toml):
-    class NewerOptimizer(config_sections.Optimizer):
+    class NewerOptimizer(config_training.Optimizer):
         momentum: float = 0.9
 
     class NewSection(config_sections.Section):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.config_sections import Engines, Trainer
+from pipeline.config_sections import Engines
+from pipeline.config_training import Trainer
 from pipeline.placement_rules import impossible_placement
 
 LIMITED = ["--mem-fraction-static", "0.4"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from pipeline.config_sections import Trainer
+from pipeline.config_training import Trainer
 from trainer import publish
 from trainer.publish import write_weights
 from trainer.ranks import ALONE, joined
