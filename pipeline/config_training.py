@@ -1,4 +1,4 @@
-"""The sections of a run's file that say what becomes of a buffer, setting by setting; config_sections.py has the others.
+"""The sections of a run's file that say what becomes of a buffer, setting by setting; config_sections.py has the rest.
 
 [advantage] what a trajectory is worth ─▶ [loss] ─▶ [optimizer] ─▶ [trainer] on which processes ─▶ [publish] weights
 [cold_start] comes before all of it
