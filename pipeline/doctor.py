@@ -20,7 +20,8 @@ from pipeline import doctor_disk, doctor_machine, doctor_redis, programs
 from pipeline.config import Config
 from pipeline.engine_processes import sglang_python
 from pipeline.errors import HeadraceError
-from pipeline.redis_server import RedisFailed, find_binary, find_url
+from pipeline.redis_client import RedisFailed, find_url
+from pipeline.redis_server import find_binary
 
 Finding = tuple[bool, str, str]
 SANDBOX = """

@@ -16,7 +16,7 @@ from pipeline import keys
 from pipeline.config import Config
 from pipeline.errors import ConfigError, UnknownRun
 from pipeline.ledger_view import LedgerView
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from pipeline.secrets import masked, without_user
 
 OLDEST = (7, 0)

@@ -29,7 +29,8 @@ from pipeline.display import Display
 from pipeline.engine_processes import EngineProcess, engine_processes, wait_until_up
 from pipeline.errors import ConfigError, HeadraceError, UnknownRun
 from pipeline.ledger_view import LedgerView
-from pipeline.redis_server import RedisServer, connect, find_binary, find_url, patient
+from pipeline.redis_client import connect, find_url, patient
+from pipeline.redis_server import RedisServer, find_binary
 from pipeline.run_folder import Lock, locked, open_folder
 from pipeline.secrets import without_password
 from pipeline.snapshot import Snapshots

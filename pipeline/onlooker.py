@@ -18,7 +18,7 @@ import redis
 
 from pipeline.config import Config
 from pipeline.errors import LedgerError, OtherSchema, UnknownRun
-from pipeline.redis_server import RedisFailed, connect, find_url
+from pipeline.redis_client import RedisFailed, connect, find_url
 from pipeline.reports import served
 from pipeline.run_folder import AlreadyUp, holder_of
 from pipeline.run_state import run_state

@@ -18,7 +18,7 @@ import redis
 
 from pipeline.errors import ConfigError, HeadraceError, OtherSettings
 from pipeline.log import is_set_up
-from pipeline.redis_server import trouble
+from pipeline.redis_client import trouble
 from pipeline.secrets import masked
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from pipeline.doing import doing
 from pipeline.errors import HeadraceError, UnknownRun
 from pipeline.programs import TRAINER_GRACE_S
 from pipeline.progress import last_metrics, read_processes, read_shares
-from pipeline.redis_server import RedisServer, connect, find_url, trouble
+from pipeline.redis_client import connect, find_url, trouble
+from pipeline.redis_server import RedisServer
 from pipeline.run_folder import find_run, holder_of, locked
 from pipeline.run_state import run_state
 from pipeline.secrets import masked

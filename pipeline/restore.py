@@ -19,7 +19,8 @@ from pipeline import backup_file, config_file, keys, ledger_copy
 from pipeline.backup_file import ABOUT, KEYS, SUMS, BadBackup
 from pipeline.config import Config
 from pipeline.errors import ConfigError, HeadraceError, LedgerError, OtherSchema
-from pipeline.redis_server import RedisServer, connect, find_url, trouble
+from pipeline.redis_client import connect, find_url, trouble
+from pipeline.redis_server import RedisServer
 from pipeline.secrets import masked
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.redis_server import find_url
+from pipeline.redis_client import find_url
 from pipeline.run_folder import holder_of
 
 

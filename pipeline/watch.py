@@ -35,7 +35,7 @@ from pipeline.ledger_types import Weights
 from pipeline.log import set_up
 from pipeline.metrics import serving
 from pipeline.progress import Progress
-from pipeline.redis_server import REDIS_AWAY_S, RedisFailed, connect, find_url, impatient, patient
+from pipeline.redis_client import REDIS_AWAY_S, RedisFailed, connect, find_url, impatient, patient
 from pipeline.transfer import TransferFailed, ask
 from pipeline.weights import BadWeights, Label, read_manifest, retain
 

@@ -11,7 +11,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.data import training_problems
 from pipeline.ledger_metrics import LedgerMetrics
 from pipeline.metrics import serving
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import train
 from tests.workers.conftest import until, working

@@ -19,7 +19,8 @@ from pipeline.config import Buffers
 from pipeline.config_file import load, to_toml
 from pipeline.engine_processes import engine_processes
 from pipeline.programs import TRAINER_GRACE_S
-from pipeline.redis_server import RedisFailed, connect, find_binary
+from pipeline.redis_client import RedisFailed, connect
+from pipeline.redis_server import find_binary
 from tests.fixtures_users import DOCKER, ROLES, password, users_acl
 
 ROOT = Path(__file__).parent.parent

@@ -13,7 +13,7 @@ import redis
 
 from pipeline.engines import Engine, EngineFailed
 from pipeline.ledger_view import LedgerView
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from tests.chaos.run import Run
 from tests.chaos.trial import Trial
 from tests.fixtures_sglang import serve

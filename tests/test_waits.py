@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from workers.admission import WAITS as REFUSALS
 
 ROOT = Path(__file__).parents[1]
@@ -47,11 +47,11 @@ WAITS = {
         "pipeline/ledger_view.py: to be created by the coordinator",
     ),
     "pipeline/onlooker.py Onlooker.watching": ("(period_s)", ALONE),
+    "pipeline/redis_client.py connect": ("(timeout_s)", ALONE),
+    "pipeline/redis_client.py patient": ("(away_s)", "pipeline/redis_client.py: Redis does not answer"),
     "pipeline/redis_server.py RedisServer._wait_until_it_answers": ("(timeout_s)", ALONE),
     "pipeline/redis_server.py RedisServer.start": ("SIGKILL", SHORT),
     "pipeline/redis_server.py RedisServer.stop": ("(timeout_s)", ALONE),
-    "pipeline/redis_server.py connect": ("(timeout_s)", ALONE),
-    "pipeline/redis_server.py patient": ("(away_s)", "pipeline/redis_server.py: Redis does not answer"),
     "pipeline/reports.py down": ("DOWN_TIMEOUT_S", ALONE),
     "pipeline/reports.py events": ("Ctrl-C", ALONE),
     "pipeline/run_folder.py _facts": ("one second", SHORT),

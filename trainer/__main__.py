@@ -16,7 +16,7 @@ from pipeline.config_file import load
 from pipeline.errors import ConfigError
 from pipeline.log import set_up
 from pipeline.metrics import serving
-from pipeline.redis_server import connect, find_url
+from pipeline.redis_client import connect, find_url
 
 
 def main() -> None:

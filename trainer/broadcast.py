@@ -35,7 +35,7 @@ from pipeline import die_with_parent, program, programs, transfer
 from pipeline.config import Config
 from pipeline.config_file import load
 from pipeline.engines import Engine, EngineFailed
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from pipeline.transfer import Transfer
 from pipeline.weights import Label
 from trainer.buckets import buckets, tensors_of

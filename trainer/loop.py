@@ -29,7 +29,7 @@ from pipeline.config import Config
 from pipeline.coordinator import Batch, Coordinator
 from pipeline.errors import RolledBack, UnknownRun
 from pipeline.progress import Progress
-from pipeline.redis_server import RedisFailed, patient
+from pipeline.redis_client import RedisFailed, patient
 from pipeline.weights import MANIFEST, read_manifest
 from trainer import checkpoint
 from trainer.batch import Prepared, TrainingFailed

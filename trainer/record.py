@@ -19,7 +19,7 @@ import redis
 from pipeline import jsonl, keys
 from pipeline.ledger_types import batch_digest
 from pipeline.progress import record_metrics
-from pipeline.redis_server import patient
+from pipeline.redis_client import patient
 from trainer.throughput import rates
 
 WAITS = ("ready", "fetch", "publish", "checkpoint")  # why no update runs

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.log import set_up
 from pipeline.metrics import serving
 from pipeline.program import run
-from pipeline.redis_server import connect, find_url
+from pipeline.redis_client import connect, find_url
 from workers.chat import Chat
 from workers.engine import connections
 from workers.environments import open_environment

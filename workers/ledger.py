@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.coordinator import Coordinator
 from pipeline.errors import HeadraceError, RolledBack
 from pipeline.events import Event
-from pipeline.redis_server import AWAY, REDIS_AWAY_S
+from pipeline.redis_client import AWAY, REDIS_AWAY_S
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from pipeline.progress import read_processes
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 
 run = tomllib.loads(Path(os.environ["HEADRACE_RUN"]).read_text())["run"]["name"]
 hosts = [process["host"] for process in read_processes(connect(os.environ["REDIS_URL"], timeout_s=2), run)]

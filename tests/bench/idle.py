@@ -23,7 +23,7 @@ from pipeline.config import Config
 from pipeline.config_file import load, to_toml
 from pipeline.coordinator import Coordinator, Reservation
 from pipeline.errors import LedgerError
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from pipeline.trajectory import Trajectory
 from tests.bench.result import Result
 from tests.bench.server import Server

@@ -13,7 +13,8 @@ from pipeline import doctor_disk, doctor_machine, doctor_redis, keys, ports, pro
 from pipeline.config_file import load
 from pipeline.coordinator import Coordinator
 from pipeline.doctor import _finding, _sglang, examine
-from pipeline.redis_server import RedisServer, connect, find_binary
+from pipeline.redis_client import connect
+from pipeline.redis_server import RedisServer, find_binary
 from tests.fixtures_users import password, server_of_users
 
 DEMO = "pipeline/recipes/demo.toml"

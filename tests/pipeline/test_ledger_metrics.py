@@ -3,10 +3,10 @@ import socket
 import pytest
 import redis
 
-from pipeline import evals, ports, redis_server
+from pipeline import evals, ports, redis_client
 from pipeline.config import Config
 from pipeline.ledger_metrics import LedgerMetrics
-from pipeline.redis_server import impatient
+from pipeline.redis_client import impatient
 from tests.fixtures_ledger import Driver
 
 
@@ -108,7 +108,7 @@ def test_a_ledger_that_is_not_there_is_told_as_that(client, told):
 
 def test_a_redis_that_hangs_is_told_as_that_at_once(told, monkeypatch):
     """And not after the client's many tries: a scrape that gets no answer tells Prometheus nothing of the ledger."""
-    monkeypatch.setattr(redis_server, "SCRAPE_S", 0.2)
+    monkeypatch.setattr(redis_client, "SCRAPE_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as hangs,
         impatient(f"redis://127.0.0.1:{hangs.getsockname()[1]}/0") as client,

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import keys, progress
 from pipeline.progress import Progress, read_metrics, read_processes, read_shares, record_metrics
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 
 HEALTHY = str(Path(__file__).parents[2] / "docker/headrace/healthy.py")
 

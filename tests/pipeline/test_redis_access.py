@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.config_file import load
 from pipeline.errors import ConfigError
-from pipeline.redis_server import RedisFailed, connect, find_binary
+from pipeline.redis_client import RedisFailed, connect
+from pipeline.redis_server import find_binary
 from tests.fixtures_users import password, server_of_users
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from pipeline import redis_server
-from pipeline.redis_server import RedisFailed, RedisServer, connect, patient
+from pipeline.redis_client import RedisFailed, connect
+from pipeline.redis_server import RedisServer
 
 
 @pytest.fixture
@@ -145,41 +146,6 @@ def test_a_server_dies_with_the_process_that_started_it(tmp_path):
         while time.monotonic() < deadline:
             client.ping()
             time.sleep(0.05)
-
-
-def test_the_flag_wins_over_the_environment_and_that_over_the_runs_file(monkeypatch):
-    monkeypatch.delenv("REDIS_URL", raising=False)
-    assert redis_server.find_url() is None
-    assert redis_server.find_url(None, "redis://file") == "redis://file"
-    monkeypatch.setenv("REDIS_URL", "redis://environment")
-    assert redis_server.find_url(None, "redis://file") == "redis://environment"
-    assert redis_server.find_url("redis://flag", "redis://file") == "redis://flag"
-
-
-@pytest.mark.parametrize("error", [*redis_server.AWAY, redis.BusyLoadingError])
-def test_a_redis_that_is_away_for_a_moment_is_waited_for_and_said_once(error):
-    answers, said = [error("away"), error("away"), 3], []
-
-    def call():
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert patient(call, 5, said.append) == 3
-    assert said == ["Redis does not answer: away; trying again for 5 s"]
-
-
-def test_nobody_waits_for_redis_without_a_bound():
-    def away(error=redis.TimeoutError):
-        raise error("away")
-
-    with pytest.raises(RedisFailed, match="once it is back, start this again"):
-        patient(away, 0.2, lambda sentence: None)
-    with pytest.raises(RedisFailed):
-        patient(away, 60, lambda sentence: None, stop=lambda: True)
-    with pytest.raises(redis.ResponseError):
-        patient(lambda: away(redis.ResponseError))
 
 
 def test_a_binary_on_path_wins_over_the_packages_own(monkeypatch, tmp_path):

@@ -15,7 +15,8 @@ from redis.exceptions import NoScriptError, ResponseError
 from pipeline import evals, keys, ledger_copy, transfer
 from pipeline.coordinator import Coordinator, Placed, Published, Reservation
 from pipeline.progress import Progress, read_processes, record_metrics
-from pipeline.redis_server import connect, find_binary, patient, refuses
+from pipeline.redis_client import connect, patient, refuses
+from pipeline.redis_server import find_binary
 from tests.fixtures_ledger import ENGINE, TRAINER, WORKER, Driver, trajectory
 from tests.fixtures_users import ROLES, password, server_of_users
 from tests.waiting import wait_for

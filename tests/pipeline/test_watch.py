@@ -19,7 +19,8 @@ from pipeline.data import training_problems
 from pipeline.engines import Engine
 from pipeline.errors import ConfigError
 from pipeline.progress import read_processes
-from pipeline.redis_server import RedisFailed, RedisServer, connect
+from pipeline.redis_client import RedisFailed, connect
+from pipeline.redis_server import RedisServer
 from pipeline.watch import Watch, first_prompts
 from pipeline.weights import read_manifest, write_manifest
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from pipeline import events, programs
 from pipeline.config import Config
 from pipeline.coordinator import Coordinator
-from pipeline.redis_server import RedisServer, connect
+from pipeline.redis_client import connect
+from pipeline.redis_server import RedisServer
 from pipeline.run_folder import open_folder
 from pipeline.supervisor import ProcessFailed, Program, Supervisor
 from pipeline.weights import write_manifest

@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline.config_sections import TinyModel
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, last_weights, recorded, train
 from trainer import tiny

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pipeline import weights
-from pipeline.redis_server import RedisFailed, patient
+from pipeline.redis_client import RedisFailed, patient
 from trainer.loop import Trainer
 from trainer.ranks import joined
 

@@ -17,7 +17,8 @@ from pipeline.config_file import load
 from pipeline.errors import ConfigError, HeadraceError, LedgerError, OtherSchema
 from pipeline.fork import fork
 from pipeline.ledger_copy import Moved
-from pipeline.redis_server import RedisServer, connect, find_binary
+from pipeline.redis_client import connect
+from pipeline.redis_server import RedisServer, find_binary
 from pipeline.restore import restore
 from tests.fixtures_users import DOCKER, password, server_of_users
 from tests.trainer.ledger import Producer, make_run

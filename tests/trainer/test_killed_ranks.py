@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from pipeline import events
 from pipeline.audit import audit
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from tests.trainer.forked import ended, kill_at, started
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, last_file, recorded

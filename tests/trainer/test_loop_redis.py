@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from pipeline import checkpoint_folder, weights
-from pipeline.redis_server import RedisServer, connect
+from pipeline.redis_client import connect
+from pipeline.redis_server import RedisServer
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import comparable, give_up_on_redis, last_weights, recorded, train, trainer_that_loses
 from trainer import loop, record

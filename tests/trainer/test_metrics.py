@@ -4,7 +4,7 @@ import time
 import pytest
 
 from pipeline.config_training import Trainer as Settings
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from trainer.metrics import TrainerMetrics
 from trainer.record import Record
 

@@ -8,7 +8,8 @@ import sys
 import urllib.request
 
 from pipeline import checkpoint_folder
-from pipeline.redis_server import RedisServer, connect
+from pipeline.redis_client import connect
+from pipeline.redis_server import RedisServer
 from tests.trainer.ledger import Producer, make_run
 from tests.trainer.runs import recorded, train, wait_until
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pipeline.redis_server import connect
+from pipeline.redis_client import connect
 from trainer.record import WAITS, Record
 
 
