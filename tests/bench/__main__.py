@@ -1,6 +1,6 @@
 """`make bench`: what the parts cost, as a table. `python -m tests.bench scripts` measures one part only.
 
-    on a Redis of their own   the ledger, the workers            without one   the trainer
+    on a Redis of their own   the ledger, the workers            without one   the trainer, games
 
 A missed target is a result, in the table; only a measurement that is impossible ends with exit code 1.
 """
@@ -15,7 +15,7 @@ from tests.bench.result import Result, markdown
 
 # A part is imported once it is asked for: a machine with a GPU may have neither Redis nor its client.
 ON_REDIS = ("scripts", "lifecycles", "tensors", "memory", "episodes", "sandbox", "publication", "idle")
-ALONE: tuple[str, ...] = ("update", "vocabulary", "gpu")
+ALONE: tuple[str, ...] = ("update", "vocabulary", "alfworld", "gpu")
 
 
 @click.command()

@@ -19,8 +19,6 @@ import random
 import shutil
 import tempfile
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,37 +39,37 @@ ATTEMPTS = 20  # rooms drawn for a game until one can be solved
 
 
 class Wanted(NamedTuple):
-    """One game. receptacles: at most so many in its room; None: all that the scene has."""
+    """One game. receptacles: at most so many in its room, but all that its task needs."""
 
     split: str
     number: int
     seed: int
     task: str
-    receptacles: int | None
+    receptacles: int
 
 
-def generate(folder: Path, counts: dict[str, int], tasks: tuple[str, ...], receptacles: int | None, seed: int) -> None:
+def generate(folder: Path, counts: dict[str, int], tasks: tuple[str, ...], receptacles: int, seed: int) -> None:
     """counts: of each split. Prints a line for each split and task. Raises ConfigError if a split is there already."""
     for split in counts:
         if (folder / split).exists():
             raise ConfigError(f"{folder / split} is there already: name another folder, or remove it")
-    context = get_context("spawn")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), context, initializer=_quiet_alfworld) as processes:
-        for split, count in counts.items():
-            wanted = [Wanted(split, i, seed, tasks[i % len(tasks)], receptacles) for i in range(count)]
-            draft = folder / f".{split}-{os.getpid()}"
-            lengths = defaultdict(list)
-            try:
-                for one, (place, files) in zip(wanted, processes.map(make, wanted), strict=True):
-                    _write(draft / place, files)
-                    lengths[one.task].append(len(files["game.tw-pddl"]["walkthrough"]))
-                if count:
-                    draft.rename(folder / split)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
-            for task, found in lengths.items():
-                solved = f"solved in {min(found)} to {max(found)} commands and won on replay"
-                print(f"{split}: {len(found)} of {task}, {solved}", flush=True)
+    os.environ["ALFWORLD_DATA"] = tempfile.gettempdir()  # where alfworld, when it is imported, would make a folder
+    for split, count in counts.items():
+        draft = folder / f".{split}-{os.getpid()}"
+        lengths = defaultdict(list)
+        try:
+            for number in range(count):
+                wanted = Wanted(split, number, seed, tasks[number % len(tasks)], receptacles)
+                place, files = make(wanted)
+                _write(draft / place, files)
+                lengths[wanted.task].append(len(files["game.tw-pddl"]["walkthrough"]))
+            if count:
+                draft.rename(folder / split)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        for task, found in lengths.items():
+            solved = f"solved in {min(found)} to {max(found)} commands and won on replay"
+            print(f"{split}: {len(found)} of {task}, {solved}", flush=True)
 
 
 def make(wanted: Wanted) -> tuple[str, dict[str, Any]]:
@@ -115,17 +113,15 @@ def _write(folder: Path, files: dict[str, Any]) -> None:
         (folder / name).write_text(holds if isinstance(holds, str) else json.dumps(holds))
 
 
-def _quiet_alfworld() -> None:
-    os.environ["ALFWORLD_DATA"] = tempfile.gettempdir()  # where alfworld, when it is imported, would make a folder
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="headrace environments alfworld", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=128, help="games of alfworld's training scenes (128)")
     parser.add_argument("--held-out", type=int, default=64, help="games of its test scenes (64)")
     parser.add_argument("--task", action="append", choices=KINDS, help="of this type alone; may be given again")
-    parser.add_argument("--receptacles", type=int, help="small rooms: at most so many (but what the task needs)")
+    parser.add_argument(
+        "--receptacles", type=int, default=20, help="in a room, at most (20); 4 makes small rooms, for small models"
+    )
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     if importlib.util.find_spec("alfworld") is None:

@@ -48,8 +48,8 @@ class Room:
     inside: list[tuple[str, Receptacle]] = field(default_factory=list)  # kind of object, and where it is
 
 
-def draw(task: str, draw: random.Random, held_out: bool, receptacles: int | None) -> Room:
-    """receptacles: at most so many, but all that the task needs; None: the whole room."""
+def draw(task: str, draw: random.Random, held_out: bool, receptacles: int) -> Room:
+    """receptacles: at most so many of the scene's, but all that the task needs."""
     scenes = constants.TEST_SCENE_NUMBERS if held_out else constants.TRAIN_SCENE_NUMBERS
     fitting = [scene for scene in scenes if tasks(scene).get(task)]
     scene = draw.choice(fitting)
@@ -62,7 +62,7 @@ def draw(task: str, draw: random.Random, held_out: bool, receptacles: int | None
     if task == LOOK and not any(holds(each.kind, LAMP) for each in kept):
         kept.append(draw.choice([each for each in there if each not in kept and holds(each.kind, LAMP)]))
     others = [each for each in there if each not in kept]
-    more = len(others) if receptacles is None else min(len(others), max(0, receptacles - len(kept)))
+    more = min(len(others), max(0, receptacles - len(kept)))
     room = Room(task, scene, target, goal, sorted([*kept, *draw.sample(others, more)], key=lambda each: each.name))
     _furnish(room, draw)
     return room
