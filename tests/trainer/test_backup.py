@@ -194,7 +194,7 @@ def test_a_restore_that_fails_leaves_nothing_behind(client, redis_url, killed, t
     forget(client, killed)
     monkeypatch.setattr(ledger_copy, "SENT_BYTES", 1000)
     with connect(redis_url) as admin:
-        admin.execute_command("ACL", "SETUSER", "half", "on", ">half", "~*", "+@all", "-xadd")
+        admin.execute_command("ACL", "SETUSER", "half", "on", ">half", "~*", "+@all", "-zadd")
     with pytest.raises(HeadraceError, match="Redis refuses this to the user that this process is"):
         restore(file, tmp_path / "there", redis_url.replace("//", "//half:half@"))
     client.execute_command("ACL", "DELUSER", "half")
