@@ -1,6 +1,7 @@
 """A run as one file, and again a run: it goes on as if nothing had happened, wherever it is restored."""
 
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -36,17 +37,29 @@ class KilledWhileItWaits(Trainer):
         return super()._next_batch()
 
 
+@pytest.fixture(scope="module")
+def kept(redis_url, tmp_path_factory):
+    """The backup of a run of which three updates of four are made, and batch 3 is as full as the ledger has it."""
+    folder = tmp_path_factory.mktemp("kept")
+    with connect(redis_url) as client:
+        config = make_run(folder / "here", f"kept-{os.getpid()}")
+        with Producer(client, config), pytest.raises(Killed):
+            train(config, client, kind=KilledWhileItWaits)
+        backup(str(config.folder), folder / "kept.tar", redis_url)
+        forget(client, config)
+    return folder / "kept.tar"
+
+
 @pytest.fixture
-def killed(client, run, tmp_path):
-    """Three updates of four, and batch 3 as full as the ledger has it."""
-    config = make_run(tmp_path / "here", run)
-    with Producer(client, config), pytest.raises(Killed):
-        train(config, client, kind=KilledWhileItWaits)
-    return config
+def killed(kept, client, redis_url, tmp_path):
+    """That run, as if it had been killed here."""
+    config = load(f"{restore(kept, tmp_path / 'here', redis_url)['folder']}/run.toml")
+    yield config
+    ledger_copy.forget(client, config.run.name)
 
 
 def forget(client, config):
-    client.delete(*client.scan_iter(f"{keys.run(config.run.name)}*"))
+    ledger_copy.forget(client, config.run.name)
     shutil.rmtree(config.folder)
 
 
@@ -182,7 +195,7 @@ def test_nothing_that_is_there_is_written_over(client, redis_url, killed, tmp_pa
     with pytest.raises(ConfigError, match="exists, and would have to be overwritten; give another --folder"):
         restore(file, killed.run.folder, redis_url)
     before = client.hgetall(keys.run(killed.run.name))
-    with pytest.raises(LedgerError, match=r"has a run 'test-.*name another with --redis, or end and delete that run"):
+    with pytest.raises(LedgerError, match=r"has a run 'kept-.*name another with --redis, or end and delete that run"):
         restore(file, tmp_path / "there", redis_url)
     assert client.hgetall(keys.run(killed.run.name)) == before
     assert not list((tmp_path / "there").iterdir())
@@ -243,7 +256,7 @@ def test_a_redis_that_is_too_small_is_told_so_and_left_as_it_was(client, redis_u
     server = RedisServer.start(tmp_path / "small")
     with connect(server.url) as small:
         small.config_set("maxmemory", small.info("memory")["used_memory"] + 2_000_000)
-        with pytest.raises(HeadraceError, match=r"has no room for the run 'test-.*: raise its maxmemory"):
+        with pytest.raises(HeadraceError, match=r"has no room for the run 'kept-.*: raise its maxmemory"):
             restore(file, tmp_path / "there", server.url)
         assert not small.dbsize() and not list((tmp_path / "there").iterdir())
         small.config_set("maxmemory", 0)
