@@ -1,6 +1,13 @@
-"""Can a game be won? The planner says how, and the game itself, played anew by those commands, says whether."""
+"""Can a game be won? The planner says how, and the game itself, played anew by those commands, says whether.
+
+Nearly every plan is found within a second or two, and a few, of two objects, not within minutes: the planner has PLAN_S
+in a process of its own, and such a game counts as one that cannot be solved.
+"""
 
 import functools
+import json
+import os
+import resource
 from typing import Any
 
 import textworld
@@ -9,12 +16,12 @@ from textworld.envs.pddl import PddlEnv
 
 from workers.environments.alfworld import remembered
 
+PLAN_S = 30  # of CPU time, not of the clock: the same games on a busy machine
+
 
 def walkthrough(game: dict[str, Any]) -> list[str]:
     """Commands that win it; [] if there are none, or it is won before the last. game: as game.tw-pddl holds it."""
-    planner = _env(plans=True)
-    planner.load(game)
-    commands = planner.reset()["policy_commands"]
+    commands = _planned(game)
     return commands if commands and wins(game, commands) else []
 
 
@@ -24,6 +31,23 @@ def wins(game: dict[str, Any], commands: list[str]) -> bool:
     env.load(game)
     env.reset()
     return [env.step(command)[2] for command in commands] == [False] * (len(commands) - 1) + [True]
+
+
+def _planned(game: dict[str, Any]) -> list[str]:
+    planner = _env(plans=True)
+    planner.load(game)
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (PLAN_S, PLAN_S))
+            os.write(writing, json.dumps(planner.reset()["policy_commands"]).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(said or "[]")
 
 
 @functools.cache  # one for all games: each that is made keeps 2 MB
