@@ -444,7 +444,7 @@ def test_the_command_of_redis_starts_a_server_that_knows_the_users_and_nobody_el
         **files,
         "/etc/headrace/redis.conf": settings,
         "/run/secrets": secrets,
-        "/run/redis": run,
+        "/dev/shm": run,
     }.items():
         script = script.replace(inside, str(outside))
     variables = {"PATH": f"{bin}:{os.environ['PATH']}"}
