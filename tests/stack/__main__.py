@@ -66,7 +66,7 @@ def trial(folder: Path, keep: bool) -> None:
         base = stack.image_mb("python:3.11-slim-bookworm")
         for service in ("coordinator", "trainer-cpu", "sglang-cpu"):
             stack.compose("build", service, timeout_s=900)
-            image = stack.compose("config", "--images", service).splitlines()[0]
+            image = stack.image(service)
             done(f"build {image}, {stack.image_mb(image) - base} MB beyond its base")
         try:
             up(stack, done)

@@ -79,5 +79,8 @@ class Stack:
 
         wait_for(healthy, seconds)
 
+    def image(self, service: str) -> str:
+        return json.loads(self.compose("config", "--format", "json"))["services"][service]["image"]
+
     def image_mb(self, image: str) -> int:
         return int(self("image", "inspect", "--format", "{{.Size}}", image)) // 1_000_000
