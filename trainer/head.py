@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 
-CELLS = {"cpu": 2**23, "cuda": 2**27}  # logits at once: 32 MiB, which malloc keeps; 512 MiB, of a GPU
+CELLS = {"cpu": 2**23 - 1, "cuda": 2**27}  # logits at once: less than 32 MiB, which malloc keeps; 512 MiB, of a GPU
 
 Logits = Callable[[torch.Tensor], torch.Tensor]  # [r, H] -> [r, V]
 
@@ -47,10 +47,12 @@ class _Logprobs(torch.autograd.Function):
         temperature, entropy_gradient, rows = options
         logprobs, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
         parts = (tensor.split(rows) for tensor in (hidden, targets, logprobs, entropy))
+        logs = p = None
         for own, wanted, logprob, spread in zip(*parts, strict=True):
-            logs = _log_softmax(logits_of(own), temperature)
+            logs = _log_softmax(logits_of(own), temperature, logs)
+            p = torch.exp(logs, out=_like(logs, p))
             logprob.copy_(logs.gather(-1, wanted[:, None]).squeeze(-1))
-            spread.copy_(-torch.einsum("rv,rv->r", logs.exp(), logs))
+            spread.copy_(-torch.einsum("rv,rv->r", p, logs))
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         ctx.save_for_backward(targets, entropy, hidden, *weights)
@@ -70,28 +72,37 @@ class _Logprobs(torch.autograd.Function):
             number[:, None] for number in (targets, entropy, of_logprobs / temperature, of_entropy / temperature)
         )
         parts = (tensor.split(rows) for tensor in (hidden, of_hidden, *numbers))
+        logs = None
         for own, out, wanted, spread, of_logprob, of_spread in zip(*parts, strict=True):
             with torch.enable_grad(), cast, _summing(head, sums[0]):
                 own = own.detach().requires_grad_()
                 logits = logits_of(own)
-            logs = _log_softmax(logits.detach(), temperature)
+            logs = _log_softmax(logits.detach(), temperature, logs)
             p = logs.exp() if entropy_gradient else logs.exp_()
             weight = -of_logprob - of_spread * logs.add_(spread) if entropy_gradient else -of_logprob
             # 1 - p of a likely token is in float32 still: p alone in 16 bits is off by as much.
             gradient = p.mul_(weight).scatter_add_(-1, wanted, of_logprob).to(logits.dtype)
-            del logs, p, weight
+            del p, weight
             found = torch.autograd.grad(logits, [own, *weights], gradient, allow_unused=True)
             out.copy_(found[0])
             for total, more in zip(sums, found[1:], strict=True):
                 if more is not None:
                     total.add_(more)
+            del logits, gradient, found, more  # before the next ones are computed
         of_weights = [total.to(weight.dtype) for total, weight in zip(sums, weights, strict=True)]
         return None, None, None, None, of_hidden, *of_weights
 
 
-def _log_softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """[r, V] float32, one pass over them if nothing is to be tempered."""
-    return torch.log_softmax(logits if temperature == 1 else logits.float() / temperature, -1, dtype=torch.float32)
+def _log_softmax(logits: torch.Tensor, temperature: float, former: torch.Tensor | None) -> torch.Tensor:
+    """[r, V] float32, one pass over them if nothing is to be tempered; former: of the chunk before."""
+    tempered = logits if temperature == 1 else logits.float() / temperature
+    return torch.log_softmax(tempered, -1, dtype=torch.float32, out=_like(logits, former))
+
+
+def _like(chunk: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
+    """Room for [r, V] float32: that of the chunk before, which had as many rows or more. Room that is given back and
+    asked for again leaves holes in malloc's heap, ten of them at times."""
+    return torch.empty_like(chunk, dtype=torch.float32) if former is None else former[: len(chunk)]
 
 
 @contextmanager
@@ -103,7 +114,12 @@ def _summing(head: torch.nn.Module, total: torch.Tensor) -> Iterator[None]:
     if type(head) is not torch.nn.Linear:  # it computes something else
         yield
         return
-    head.forward = lambda hidden: _Summed.apply(hidden, head.weight, total) + (0 if head.bias is None else head.bias)
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        logits = _Summed.apply(hidden, head.weight, total)
+        return logits if head.bias is None else logits + head.bias
+
+    head.forward = forward
     try:
         yield
     finally:

@@ -104,6 +104,20 @@ def test_the_gradient_of_the_head_is_what_its_backward_pass_holds(dtype, monkeyp
     assert living.most == pytest.approx(estimate(settings("model", 1, dtype=dtype), config, 0).head, rel=0.03)
 
 
+def test_at_most_three_chunks_of_logits_are_there_forward_and_two_backward(monkeypatch):
+    vocabulary, rows = 8192, 8
+    monkeypatch.setitem(head.CELLS, "cpu", rows * vocabulary)
+    layer = torch.nn.Linear(1, vocabulary, bias=False)
+    states, targets = torch.randn(20, 1, requires_grad=True), torch.randint(vocabulary, (20,))
+    with Living([layer.weight, states, targets]) as forward:
+        logprobs, _ = head.logprobs_of(layer, layer, [], states, targets, 1.0, False)
+    with Living([layer.weight, states, targets]) as backward:
+        logprobs.sum().backward()
+    chunk = 4 * rows * vocabulary
+    assert forward.most == pytest.approx(3 * chunk, rel=0.01)
+    assert backward.most - layer.weight.nbytes == pytest.approx(2 * chunk, rel=0.01)
+
+
 class Kept:
     """Bytes that autograd keeps for the backward pass, without the parameters."""
 
