@@ -80,7 +80,7 @@ def make(wanted: Wanted) -> tuple[str, dict[str, Any]]:
 
     draw = random.Random(f"{wanted.seed} {wanted.split} {wanted.number}")
     for _ in range(ATTEMPTS):
-        room = rooms.draw(wanted.task, draw, SPLITS[wanted.split], wanted.receptacles)
+        room = rooms.drawn(wanted.task, draw, SPLITS[wanted.split], wanted.receptacles)
         toggle = rooms.LAMP if room.task == rooms.LOOK else ""
         trial = f"trial_T{wanted.seed}_{wanted.number:06}"
         sentence = rooms.sentence(room, draw)

@@ -48,7 +48,7 @@ class Room:
     inside: list[tuple[str, Receptacle]] = field(default_factory=list)  # kind of object, and where it is
 
 
-def draw(task: str, draw: random.Random, held_out: bool, receptacles: int) -> Room:
+def drawn(task: str, draw: random.Random, held_out: bool, receptacles: int) -> Room:
     """receptacles: at most so many of the scene's, but all that the task needs."""
     scenes = constants.TEST_SCENE_NUMBERS if held_out else constants.TRAIN_SCENE_NUMBERS
     fitting = [scene for scene in scenes if tasks(scene).get(task)]
@@ -125,11 +125,10 @@ def _all(scene: int) -> set[str]:
 def _furnish(room: Room, draw: random.Random) -> None:
     """The task's own objects first: as many as it asks for, then what lies about."""
     treated_in = TREATMENTS.get(room.task, ("", ""))[1]
-    sources = [
-        each for each in room.receptacles if holds(each.kind, room.target) and each.kind not in (room.goal, treated_in)
-    ]
+    sources = [each for each in room.receptacles if holds(each.kind, room.target) and each.kind != room.goal]
+    elsewhere = [each for each in sources if each.kind != treated_in]
     for _ in range(2 if room.task == TWO else 1):
-        room.inside.append((room.target, draw.choice(sources)))
+        room.inside.append((room.target, draw.choice(elsewhere or sources)))
     if room.task == LOOK:
         room.inside.append((LAMP, draw.choice([each for each in room.receptacles if holds(each.kind, LAMP)])))
     kinds = [thing for thing in things(room.scene) if thing != room.target]

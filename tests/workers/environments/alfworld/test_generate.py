@@ -50,7 +50,7 @@ def test_the_canonical_games_are_the_same_everywhere(folder):
     digest = hashlib.sha256()
     for number in range(128):
         draw = random.Random(f"1 train {number}")
-        digest.update(problem.write(rooms.draw(generate.KINDS[number % 6], draw, False, 20), "game").encode())
+        digest.update(problem.write(rooms.drawn(generate.KINDS[number % 6], draw, False, 20), "game").encode())
     assert digest.hexdigest() == "cce632ab4f17d0a60333beff9d0e1dc8ac2edd552ea485c5c8bf75624d2fb822"
 
 
@@ -58,7 +58,7 @@ def test_a_task_is_not_done_before_it_begins_and_its_object_is_there(folder):
     from workers.environments.alfworld import rooms
 
     for number in range(300):
-        room = rooms.draw(generate.KINDS[number % 6], random.Random(number), number % 2 == 0, 4)
+        room = rooms.drawn(generate.KINDS[number % 6], random.Random(number), number % 2 == 0, 4)
         at = [where.kind for kind, where in room.inside if kind == room.target]
         assert len(at) == (2 if room.task == rooms.TWO else 1) and room.goal not in at
         assert {where for _, where in room.inside} <= set(room.receptacles)
