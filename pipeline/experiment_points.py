@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline import jsonl, plot
 from pipeline.experiment_spec import Experiment
-from pipeline.first_values import digests
+from pipeline.first_values import digests, measured_by
 
 COLUMNS = (
     "reward",
@@ -58,7 +58,7 @@ def as_csv(found: Curves) -> str:
 
 
 def begun(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
-    """Of the start and of each run that has begun: what its weights, prompts and first values were."""
+    """Of the start and of each run that has begun: its weights, prompts and first values, and how it plays."""
     for config in (experiment.start, *(trial.config for trial in experiment.trials)):
         path = config.folder / "values.json"
         if path.exists():
@@ -69,6 +69,7 @@ def begun(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
                     "weights": json.loads(path.read_text())["weights"],
                     "prompts": _digest(digests(config)),
                     "first values": _digest(values),
+                    "decoding and environment": _digest(measured_by(config)),
                 },
             )
 
