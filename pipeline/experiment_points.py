@@ -1,7 +1,7 @@
 """The points of an experiment: one for each update of each run, and the proof that its runs began alike.
 
 {run}/metrics.jsonl ──curves()──▶ Curves ──as_csv()──▶ points.csv      setting,method,seed,update,reward,…
-{run}/values.json, values.jsonl ──begun()──▶ digests of weights, prompts and first values
+{run}/values.json, values.jsonl ──begun()──▶ digests of weights, prompts, first values and decoding
 """
 
 import csv
