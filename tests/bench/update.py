@@ -8,6 +8,9 @@
 Tokens are those of the trajectories, a quarter of them prompt. Seconds are of CPU time, which on a machine with other
 work says more; both sides have one thread. Memory is the peak of the resident set of the whole process (VmHWM):
 interpreter and torch, parameters, gradients, optimizer state and all that is computed.
+
+`python -m tests.bench.update FOLDER` keeps in FOLDER what each side was measured at: where it was interrupted, the side
+that was done is not measured again.
 """
 
 import json
@@ -26,7 +29,7 @@ from advantage import estimate
 from pipeline.config import Config, Loss, Trainer
 from pipeline.trajectory import Trajectory
 from tests.bench.drawn import trajectory
-from tests.bench.result import Result
+from tests.bench.result import Result, markdown
 from trainer.loss import policy_loss
 from trainer.ranks import joined
 from trainer.resume import make_updater
@@ -43,12 +46,17 @@ TOLERANCE = 1e-4  # between the losses of the two, relative
 
 def measure() -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        make_model(Path(folder), VOCABULARY)
-        ours, plain = (_measured(side, Path(folder)) for side in ("ours", "plain"))
+        return compare(Path(folder))
+
+
+def compare(folder: Path) -> list[Result]:
+    if not ((model := folder / "model") / "model.safetensors").exists():
+        make_model(model, VOCABULARY)
+    ours, plain = (_measured(side, folder) for side in ("ours", "plain"))
     if abs(ours["loss"] - plain["loss"]) > TOLERANCE * abs(plain["loss"]):
         raise RuntimeError(f"the two do not compute the same: losses {ours['loss']} and {plain['loss']}")
     faster, smaller = plain["seconds"] / ours["seconds"], ours["peak_gib"] / plain["peak_gib"]
-    tokens = sum(map(len, lengths()))
+    tokens = int(lengths().sum())
     return [
         Result(
             f"tokens/s of an update of {tokens:,} tokens, of a plain Hugging Face loop's",
@@ -68,11 +76,13 @@ def measure() -> list[Result]:
 
 
 def _measured(side: str, folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.bench.update", side, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{side}: exit code {done.returncode}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    if not (known := folder / f"{side}.json").exists():
+        command = [sys.executable, "-m", "tests.bench.update", side, str(folder / "model")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # its progress goes to stderr
+        if done.returncode:
+            raise RuntimeError(f"{side}: exit code {done.returncode}")
+        known.write_text(done.stdout.splitlines()[-1])
+    return json.loads(known.read_text())
 
 
 def make_model(folder: Path, vocabulary: int, layers: int = 7) -> None:
@@ -138,6 +148,7 @@ def plain(folder: Path) -> dict[str, float]:
             loss = _plain_loss(model, trajectories[rows], advantages[rows], sum(counts))
             loss.backward()
             total += loss.item()
+            say(f"plain: {min(first + ROWS, len(trajectories))} of {len(trajectories)} trajectories")
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
         return total
@@ -149,9 +160,14 @@ def timed(update: Callable[[list[Trajectory]], float]) -> dict[str, float]:
     """Of the second update; the first, a small one, is what makes the optimizer's state."""
     trajectories = [trajectory(number, length, VOCABULARY) for number, length in enumerate(lengths())]
     update(trajectories[:2])
+    say(f"an update of {len(trajectories)} trajectories begins")
     began = time.process_time()
     loss = update(trajectories)
     return {"seconds": time.process_time() - began, "loss": loss}
+
+
+def say(what: str) -> None:
+    print(f"{what} ({time.process_time():.0f} s of CPU time)", file=sys.stderr, flush=True)
 
 
 def _plain_loss(model, trajectories: list[Trajectory], advantages: np.ndarray, tokens: int) -> torch.Tensor:
@@ -167,7 +183,13 @@ def _plain_loss(model, trajectories: list[Trajectory], advantages: np.ndarray, t
     return policy_loss(logprobs, logprobs.detach(), padded("rollout_logprobs")[:, 1:], weights, mask, Loss(), tokens)[0]
 
 
-if __name__ == "__main__":
-    side, folder = sys.argv[1:]
-    found = {"ours": ours, "plain": plain}[side](Path(folder))
+def main(*sides: str, folder: Path) -> None:
+    if not sides:
+        print(markdown(compare(folder)))
+        return
+    found = {"ours": ours, "plain": plain}[sides[0]](folder)
     print(json.dumps(found | {"peak_gib": peak_memory_gib(torch.device("cpu"))}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:-1], folder=Path(sys.argv[-1]))
