@@ -143,7 +143,7 @@ def test_what_has_run_is_never_left_out_in_silence_nor_goes_on_with_other_settin
     again(SPEC.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
     with pytest.raises(ConfigError, match=r"no longer asks for: k1-eta0.token.2, k1-eta0.trajectory.2, .*; put their"):
         again(SPEC.replace("[1, 2, 3]", "[1, 3]"))
-    with pytest.raises(ConfigError, match=r"other settings, of k1-eta0.token.1:\n    optimizer.lr: 0.0006 → 0.1"):
+    with pytest.raises(ConfigError, match=r"other settings, of k1-eta0.token.1:\n    optimizer.lr: 0.0004 → 0.1"):
         again(SPEC, "optimizer.lr=0.1")
     with pytest.raises(ConfigError, match=r"run.total_steps: 3 → 4"):
         again(SPEC, "run.total_steps=4")

@@ -10,8 +10,8 @@ depends on that (arXiv 2608.24870, Eq. 5). The games are pipeline/number_guessin
 a number will do.
 
 Options: `lost`, the share of scripted demonstrations that guess at random, whatever they hear, and mostly fail: a habit
-for RL to unlearn, if cold_start.failures says that failures are trained on too. The others guess a number that it still
-can be, any of them: what they show is to listen, not one path that a tiny model could learn by heart.
+for RL to unlearn, if cold_start.failures says that failures are trained on too. The others halve what is left, which a
+tiny model learns within minutes; to guess any number that is left, it does not.
 """
 
 import random
@@ -63,10 +63,10 @@ class NumberGuessing(Environment):
         return "lower"
 
     def demonstrate(self) -> str:
-        """Any number that it still can be, or any at all."""
+        """The middle of what is left, or any number at all."""
         if self.demonstrate_lost:
             return str(self.demonstration.randrange(NUMBERS))
-        return str(self.demonstration.randint(self.low, self.high))
+        return str((self.low + self.high) // 2)
 
 
 def _guess(reply: str) -> int | None:
