@@ -2,11 +2,11 @@
 
     train/pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000/game.tw-pddl
       ──▶ "row 7", {"id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000", "game": its path,
-                    "task": "pick_and_place_simple", "question": "Your task is to: put some laptop on sofa. …"}
+                    "task": "pick_and_place_simple", "question": "You are in the middle of a room. … put some laptop …"}
 
 Rows come in an order that mixes the task types and is the same everywhere, so that data.size may take a part of them.
 As in alfworld's loader, games that are not known to be solvable are none, nor those with movable receptacles or slices.
-Nothing of alfworld is needed to read them.
+Nothing of alfworld is needed to read them. The question is nearly what the player reads first.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from typing import Any
 from pipeline.data_files import Unusable
 
 GAME = "game.tw-pddl"
+ROOM = "You are in the middle of a room. Looking quickly around you, you see a"
 TASK = re.compile(r"Your task is to: .*?(?=\")")
 RECEPTACLE = re.compile(r"^\s*([a-z]+)_bar_(\S*) - receptacle", re.IGNORECASE | re.MULTILINE)
 
@@ -49,9 +50,10 @@ def _row(name: str, path: Path) -> dict[str, Any]:
         receptacles = RECEPTACLE.findall(game["pddl_problem"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise error if isinstance(error, Unusable) else Unusable(f"no game: {type(error).__name__}: {error}") from None
-    # What tells it from others: two trials of one task in one room begin alike, with other things in other places.
-    kinds = ", a ".join(kind.lower() + "basin" * rest.lower().endswith("basin") for kind, rest in receptacles)
-    question = f"{said} You see a {kinds}. Game {int(_mixed(name)[:8], 16)}."
+    kinds = [kind.lower() + "basin" * rest.lower().endswith("basin") for kind, rest in receptacles]
+    things = ", a ".join(f"{kind} {kinds[: at + 1].count(kind)}" for at, kind in enumerate(kinds))
+    # The number tells it from others: two trials of one task begin alike, with other things in other places.
+    question = f"{ROOM} {things}.\n\n{said} Game {int(_mixed(name)[:8], 16)}."
     return {"id": name, "task": task, "question": question, "game": str(path)}
 
 

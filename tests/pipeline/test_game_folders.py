@@ -40,8 +40,9 @@ def config(tmp_path, **data):
 def test_a_game_is_a_problem_whose_question_says_task_and_room(tmp_path):
     write(tmp_path, "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000")
     (problem,) = file_problems(tmp_path)
-    assert problem.pop("question").startswith(
-        "Your task is to: put some laptop on sofa. You see a sofa, a sinkbasin. Game "
+    assert problem.pop("question").rpartition(" ")[0] == (
+        "You are in the middle of a room. Looking quickly around you, you see a sofa 1, a sinkbasin 1.\n\n"
+        "Your task is to: put some laptop on sofa. Game"
     )
     assert problem == {
         "id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -49,7 +50,10 @@ def test_every_task_type_is_won_in_a_process_of_its_own_and_only_then_rewarded(p
     scripts = [(problem, *walkthrough(problem)) for problem in problems]
     for problem, (first, *others, last) in zip(problems, played(*scripts), strict=True):
         assert first.messages[0] == {"role": "system", "content": INSTRUCTIONS}
-        assert problem["question"].startswith(first.messages[1]["content"].rpartition("\n")[2])
+        room, _, task = first.messages[1]["content"].partition("\n\n")
+        asked_room, _, asked_task = problem["question"].partition("\n\n")
+        assert asked_task.startswith(task)
+        assert sorted(re.findall(r"[a-z]+ \d+", room)) == sorted(re.findall(r"[a-z]+ \d+", asked_room))
         assert (last.reward, last.done, last.messages) == (1.0, True, [])
         assert {(turn.reward, turn.done) for turn in others} == {(None, False)}
 
