@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,3 +162,27 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[alfworld\]'"):
         played()
+
+
+WORKER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from workers.environments.alfworld.games import Games
+
+async def main():
+    games = Games()
+    game, _ = await games.begin(sys.argv[1], 1)
+    print(games._server.pid, Path(f"/proc/self/fdinfo/{game._process}").read_text().split("Pid:")[1].split()[0])
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_a_worker_that_is_killed_leaves_neither_server_nor_game_behind(problems):
+    command = [sys.executable, "-c", WORKER, problems[0]["game"]]
+    dead = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=250)
+    pids = dead.stdout.split()
+    assert dead.returncode == -signal.SIGKILL and len(pids) == 2
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=120)
