@@ -41,7 +41,7 @@ def test_init_writes_a_recipe_under_its_new_name_and_never_over_a_file(headrace)
 def test_init_refuses_an_unknown_recipe_and_an_impossible_name(headrace):
     code, _, err = headrace("init", "mine", "--recipe", "nope")
     assert code == 2
-    assert "there are dapo, demo, dr-grpo" in err
+    assert "no recipe 'nope'; there are " in err and " demo, " in err
     code, _, err = headrace("init", "two words", "--recipe", "demo")
     assert code == 2
     assert "run.name" in err
