@@ -5,6 +5,8 @@ the roles, and where these end: what Redis lets a role do by hand that no script
 run in which it would be possible at that moment, and is tried by every role.
 """
 
+import contextlib
+import functools
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,27 +29,33 @@ SERVERS = {"found": find_binary, "redis": lambda: shutil.which("redis-check-rdb"
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def server(request, tmp_path_factory):
-    """The server of compose.yaml, of the binary that a run would find, and of Debian's Redis 7.0, which is Redis's
-    server under every name that the package gives it."""
+def binary(request, tmp_path_factory):
+    """What a run would find, and Debian's Redis 7.0: Redis's server under every name that the package gives it."""
     found = SERVERS[request.param]()
     if found is None:
         pytest.skip("no Redis besides: `apt-get install redis-tools` brings one")
-    folder = tmp_path_factory.mktemp("users")
-    binary = folder / "redis-server"
+    binary = tmp_path_factory.mktemp("binary") / "redis-server"
     binary.symlink_to(found)
-    with server_of_users(binary, folder / "data") as server:
-        clients = {}
+    return binary
 
+
+@contextlib.contextmanager
+def started(binary, folder):
+    """The server of compose.yaml, with `client(role)`."""
+    with server_of_users(binary, folder) as server, contextlib.ExitStack() as clients:
+
+        @functools.cache
         def client(role):
-            if role not in clients:
-                clients[role] = connect(f"redis://{role}:{password(role)}@127.0.0.1:{server.port}/0")
-            return clients[role]
+            return clients.enter_context(connect(f"redis://{role}:{password(role)}@127.0.0.1:{server.port}/0"))
 
         server.client = client
         yield server
-        for one in clients.values():
-            one.close()
+
+
+@pytest.fixture(scope="module")
+def server(binary, tmp_path_factory):
+    with started(binary, tmp_path_factory.mktemp("users")) as server:
+        yield server
 
 
 # action | who may
@@ -366,3 +374,14 @@ def test_what_is_finished_is_handed_in_once_the_scripts_are_there_again(server, 
 def test_a_run_that_is_made_brings_the_scripts_that_only_others_use(server, run):
     server.client("admin").script_flush()
     Try(server, run, "reserve")  # workers and trainer begin at once
+
+
+def test_a_server_that_is_killed_comes_back_with_all_that_scripts_wrote(binary, tmp_path, run):
+    """It replays its file as the user `default`, and drops in silence what that user may not do in a transaction."""
+    with started(binary, tmp_path) as server:
+        d = Try(server, run, "reserve").d
+        before = d.everything()
+        server.process.kill()
+    with started(binary, tmp_path) as server:
+        d.client = server.client("viewer")
+        assert d.everything() == before
