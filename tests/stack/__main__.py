@@ -3,7 +3,7 @@
     apt-get install --no-install-recommends docker.io debootstrap      what it needs, beside the test extra
 
     engine ─▶ look-alikes of the official images ─▶ build ─▶ up with 3 workers ─▶ reward rises ─▶ scale to 5, back to 2
-           ─▶ SIGKILL a worker, then Redis ─▶ the run goes on, `headrace audit` finds nothing ─▶ down
+           ─▶ SIGKILL a worker, then Redis; the run goes on ─▶ down, up again ─▶ `headrace audit` finds nothing ─▶ down
 
 It prints each step with its seconds, and the sizes of the images; a step that fails ends it with exit code 1.
 """
@@ -74,7 +74,9 @@ def trial(folder: Path, keep: bool) -> None:
             done(f"reward {mean(stack.rewards()[:RISE_OVER]):.2f} → {mean(stack.rewards()[-RISE_OVER:]):.2f}")
             scale(stack, done)
             kill(stack, done)
-            print(stack.headrace("audit /runs/stack"))
+            again(stack, done)
+            print(found := stack.headrace("audit /runs/stack"))
+            assert "after 0-0" not in found, "Redis came back without what it had"
             done("audit")
             if keep:
                 input(f"DOCKER_HOST={environment['DOCKER_HOST']}; Enter takes the stack down")
@@ -114,6 +116,15 @@ def kill(stack: Stack, done) -> None:
         stack.wait_until_healthy({service: 2 if service == "worker" else 1}, 120)
         wait_for(lambda v=before: went_on(stack, v), 180)
         done(f"SIGKILL {service}: healthy again, and two versions further")
+
+
+def again(stack: Stack, done) -> None:
+    stack.compose("down", "--timeout", "60", timeout_s=300)
+    done("down, and the volumes stay")
+    stack.compose("up", "--detach", timeout_s=300)
+    before = stack.reservations()
+    wait_for(lambda: stack.reservations() > before, 180)
+    done("up again, with the model in place: the first reservation")
 
 
 def went_on(stack: Stack, version: int) -> bool:

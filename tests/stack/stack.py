@@ -52,6 +52,10 @@ class Stack:
     def version(self) -> int:
         return int(self.status()["version"])
 
+    def reservations(self) -> int:
+        look = ("redis-cli", "--user", "viewer", "HGET", f"hr:{{{self.run}}}", "reservations")
+        return int(self.compose("exec", "-T", "redis", *look))
+
     def rewards(self) -> list[float]:
         lines = self.compose("exec", "-T", "coordinator", "cat", f"/runs/{self.run}/metrics.jsonl").splitlines()
         return [json.loads(line)["reward"] for line in lines]
