@@ -1,5 +1,6 @@
 # make demo    a rising reward curve on this machine
 # make test    everything that is checked
+# make stack   compose.yaml on a real Docker engine: up, scaled, killed, audited, down (root, docker.io, debootstrap)
 # make bench   what the ledger costs, as a table
 #
 # PyTorch's CPU build: by default pip takes what its index offers as `torch`, which on Linux may be a CUDA build of
@@ -15,7 +16,7 @@ RUN ?= demo
 PIP_TORCH = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 export HEADRACE_SGLANG_PYTHON ?= $(abspath $(SGLANG_VENV))/bin/python
 
-.PHONY: demo test lint bench setup clean .env
+.PHONY: demo test stack lint bench setup clean .env
 
 demo: setup
 	@test -f $(RUN).toml || $(VENV)/bin/headrace init $(RUN) --recipe demo
@@ -28,6 +29,9 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
+
+stack: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.stack
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.bench

@@ -17,9 +17,18 @@ NO_NETWORK_OF_ITS_OWN = ["--iptables=false", "--ip6tables=false", "--ip-forward=
 ADDRESSES = ["--bridge=none", "--default-address-pool", "base=10.231.0.0/16,size=24"]
 
 
+class NotHere(Exception):
+    """What this machine lacks."""
+
+
 @contextmanager
 def engine(folder: Path) -> Iterator[dict[str, str]]:
-    """Run dockerd with all that it keeps in `folder`; yields the environment in which `docker` speaks to it."""
+    """Run dockerd with all that it keeps in `folder`; yields the environment in which `docker` speaks to it.
+
+    Raises NotHere if that cannot be.
+    """
+    if os.geteuid() or not shutil.which("dockerd"):
+        raise NotHere("a Docker engine needs root and docker.io")
     _forget(folder)  # an engine that was killed leaves what the next one does not understand
     folder.mkdir(parents=True)
     plugins = folder / "config" / "cli-plugins"
@@ -37,7 +46,8 @@ def engine(folder: Path) -> Iterator[dict[str, str]]:
         daemon = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
     def is_up() -> bool:
-        assert daemon.poll() is None, f"dockerd ended: {(folder / 'log').read_text()[-2000:]}"
+        if daemon.poll() is not None:
+            raise NotHere(f"dockerd ended: {(folder / 'log').read_text()[-2000:]}")
         return subprocess.run(["docker", "version"], env=environment, capture_output=True).returncode == 0
 
     try:
