@@ -10,6 +10,7 @@ Curves are trailing means of five updates; runs that have not reached the budget
 
 import math
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,9 @@ from pipeline.experiment_points import Curves, rewards
 from pipeline.experiment_spec import Experiment
 from pipeline.experiment_table import difference, whole
 from pipeline.plot import STYLE
-from pipeline.plot_panels import empty, number, trailing_mean
+from pipeline.plot_panels import BLUE, GREY, ORANGE, empty, number, trailing_mean
 
-COLORS = ("#2166ac", "#d6604d", "#1f9d6b", "#7a5ac8", "#f0b03c", "#6bb9c4", "#8c8c8c")
+COLORS = (BLUE, ORANGE, "#1f9d6b", "#7a5ac8", "#f0b03c", "#6bb9c4", GREY)
 DIAGNOSTICS = {"ppo_kl": "policy KL (nats a token)", "clip_fraction": "clip fraction", "grad_norm": "gradient norm"}
 AXES = {"buffers.max_staleness": "η, updates", "trainer.minibatches": "optimizer steps an update"}
 
@@ -84,7 +85,7 @@ def _curves(
     name_of: str = "{}",
 ) -> None:
     panel.set_xlabel("update")
-    for color, method in zip(_colors(), experiment.spec.methods, strict=False):
+    for color, method in zip(cycle(COLORS), experiment.spec.methods, strict=False):
         found = []
         for (of, own, _), of_run in lines.items():
             values = [number(line.get(name)) for line in of_run]
@@ -117,7 +118,7 @@ def _centers(axes, experiment: Experiment, lines: Curves) -> None:
         against.set_xlabel("predicted: Cov(L, Ã) / mean L, whitened over trajectories")
         against.set_ylabel("ΣLÃ / ΣL that the loss saw")
         correlations = []
-        for color, method in zip(_colors(), experiment.spec.methods, strict=False):
+        for color, method in zip(cycle(COLORS), experiment.spec.methods, strict=False):
             of_method = [line for (of, own, _), run in lines.items() if (of, own) == (setting, method) for line in run]
             if of_method:
                 x, y = ([line[name] for line in of_method] for name in ("measure_mismatch", "advantage_center"))
@@ -125,7 +126,7 @@ def _centers(axes, experiment: Experiment, lines: Curves) -> None:
                 correlations += [line["length_correlation"] for line in of_method]
         if correlations:
             over.legend(loc="best", fontsize=7)
-            against.axline((0, 0), slope=1, color="#8c8c8c", linestyle="--", linewidth=1, zorder=0)
+            against.axline((0, 0), slope=1, color=GREY, linestyle="--", linewidth=1, zorder=0)
             against.legend(loc="best", title=f"corr(L, A) {np.mean(correlations):+.2f}")
 
 
@@ -135,7 +136,7 @@ def _differences(axes, experiment: Experiment, lines: Curves) -> None:
     for panel, (key, title) in zip(axes[0], AXES.items(), strict=True):
         panel.set_xlabel(title)
         panel.set_ylabel(f"AUC minus that of {baseline}, points")
-        for color, (method, others, settings) in zip(_colors(), _series(experiment, key), strict=False):
+        for color, (method, others, settings) in zip(cycle(COLORS), _series(experiment, key), strict=False):
             points = []
             for x, setting in settings:
                 if paired := difference(found, setting, method, baseline, auc_trapezoid):
@@ -146,7 +147,7 @@ def _differences(axes, experiment: Experiment, lines: Curves) -> None:
                 panel.errorbar(x, mean, yerr=sd, color=color, marker="o", capsize=3, label=f"{method} {others}".strip())
                 panel.set_xticks(x)
         if panel.has_data():
-            panel.axhline(0, color="#8c8c8c", linewidth=0.8)
+            panel.axhline(0, color=GREY, linewidth=0.8)
             panel.legend(loc="best", title="mean ± sample s.d.")
         else:
             empty(panel, "settings do not differ in this, or no pair is whole")
@@ -172,8 +173,3 @@ def _series(experiment: Experiment, key: str) -> Iterator[tuple[str, str, list[t
 def _value(config, key: str) -> int:
     section, _, name = key.partition(".")
     return getattr(getattr(config, section), name)
-
-
-def _colors() -> Iterator[str]:
-    while True:
-        yield from COLORS

@@ -5,15 +5,14 @@
 """
 
 import csv
-import hashlib
 import io
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from pipeline import jsonl, plot
 from pipeline.experiment_spec import Experiment
-from pipeline.first_values import digests, measured_by
+from pipeline.experiment_table import Key
+from pipeline.first_values import digest, digests, measured_by
 
 COLUMNS = (
     "reward",
@@ -29,7 +28,6 @@ COLUMNS = (
     "entropy",
     "mismatch_kl",
 )
-Key = tuple[str, str, int]  # setting, method, seed
 Curves = dict[Key, list[dict]]  # the lines of metrics.jsonl, by version
 
 
@@ -67,19 +65,8 @@ def begun(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
                 config.run.name,
                 {
                     "weights": json.loads(path.read_text())["weights"],
-                    "prompts": _digest(digests(config)),
-                    "first values": _digest(values),
-                    "decoding and environment": _digest(measured_by(config)),
+                    "prompts": digest(digests(config)),
+                    "first values": digest(values),
+                    "decoding and environment": digest(measured_by(config)),
                 },
             )
-
-
-def _digest(found: object) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def write(path: Path, text: str) -> None:
-    """At once or not at all."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_text(text)
-    draft.rename(path)

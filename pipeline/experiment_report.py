@@ -7,7 +7,7 @@ points.csv    the raw points        *.png   experiment_figures.py
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline import experiment_figures, experiment_points, experiment_table, summary
+from pipeline import experiment_figures, experiment_points, experiment_table, run_folder, summary
 from pipeline.errors import HeadraceError
 from pipeline.experiment_spec import Experiment
 from pipeline.table import table
@@ -33,7 +33,7 @@ def write(experiment: Experiment) -> str:
         for (setting, method, seed), said in experiment_table.short(rewards, budget).items()
     ]
     figures = experiment_figures.draw(experiment, lines)
-    experiment_points.write(folder / "points.csv", experiment_points.as_csv(lines))
+    run_folder.write(folder / "points.csv", experiment_points.as_csv(lines))
     counted = f"{len(rewards) - len(short)} of {len(rewards)} runs reached the budget of {budget} updates"
     parts = [
         f"# {experiment.spec.name}",
@@ -54,7 +54,7 @@ def write(experiment: Experiment) -> str:
         "## The file",
         f"```toml\n{experiment.text.strip()}\n```",
     ]
-    experiment_points.write(folder / "report.md", "\n\n".join(parts) + "\n")
+    run_folder.write(folder / "report.md", "\n\n".join(parts) + "\n")
     below = f"\nleft out:\n{table(short)}\n" if short else ""
     return f"{counted}\n\n{table(rows)}\n{below}\nreport:  {folder / 'report.md'}"
 

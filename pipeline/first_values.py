@@ -12,12 +12,11 @@ Values of other weights, settings or problems are refused: they would say nothin
 import hashlib
 import json
 import math
-import os
 import statistics
 from pathlib import Path
 from typing import Any
 
-from pipeline import checkpoint_folder, jsonl
+from pipeline import checkpoint_folder, jsonl, run_folder
 from pipeline.config import Config
 from pipeline.data import Problem, training_problems
 from pipeline.errors import ConfigError
@@ -43,12 +42,12 @@ def begin(config: Config) -> None:
         if differences := _differences(_measured(path), ours):
             raise ConfigError(f"{path}: the values in this folder are of another version 0: delete them\n{differences}")
     else:
-        _write(path, json.dumps(ours, indent=1) + "\n")
+        run_folder.write(path, json.dumps(ours, indent=1) + "\n")
 
 
 def add(config: Config, problem: Problem, outcomes: list[float]) -> None:
     """Keep the outcomes of one problem, all n at once."""
-    jsonl.append(_path(config), {"id": problem["id"], "problem": _digest(problem), "outcomes": outcomes})
+    jsonl.append(_path(config), {"id": problem["id"], "problem": digest(problem), "outcomes": outcomes})
 
 
 def outcomes(config: Config) -> dict[str, list[float]]:
@@ -87,8 +86,9 @@ def take(config: Config) -> None:
             f"({ours['weights']}); start from that run's version 0 (model.path = its weights/0, no [cold_start]), or "
             "remove advantage.values to play them here"
         )
-    _write(_path(config).with_suffix(".json"), json.dumps(ours | {"taken_from": str(path)}, indent=1) + "\n")
-    _write(_path(config), b"".join(map(jsonl.as_line, lines.values())).decode())
+    taken = ours | {"taken_from": str(path)}
+    run_folder.write(_path(config).with_suffix(".json"), json.dumps(taken, indent=1) + "\n")
+    run_folder.write(_path(config), b"".join(map(jsonl.as_line, lines.values())).decode())
 
 
 def summary(config: Config) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def summary(config: Config) -> dict[str, Any]:
 
 def digests(config: Config) -> dict[str, str]:
     """Of each training problem, by its id."""
-    return {problem["id"]: _digest(problem) for problem in training_problems(config)}
+    return {problem["id"]: digest(problem) for problem in training_problems(config)}
 
 
 def _path(config: Config) -> Path:
@@ -129,13 +129,13 @@ def _without(lines: dict[str, dict[str, Any]], problems: list[Problem], n: int) 
 
     def known(problem: Problem) -> bool:
         line = lines.get(problem["id"])
-        return line is not None and len(line["outcomes"]) == n and line.get("problem") == _digest(problem)
+        return line is not None and len(line["outcomes"]) == n and line.get("problem") == digest(problem)
 
     return [problem for problem in problems if not known(problem)]
 
 
-def _digest(problem: Problem) -> str:
-    return hashlib.sha256(json.dumps(problem, sort_keys=True).encode()).hexdigest()[:16]
+def digest(found: Any) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _measured_with(config: Config) -> dict[str, Any]:
@@ -166,10 +166,3 @@ def _measured(path: Path) -> dict[str, Any]:
 
 def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     return "\n".join(f"    {k}: {theirs.get(k)} there, {v} here" for k, v in ours.items() if theirs.get(k) != v)
-
-
-def _write(path: Path, text: str) -> None:
-    """At once or not at all."""
-    draft = path.with_name(f"{path.name}.new-{os.getpid()}")
-    draft.write_text(text)
-    draft.rename(path)

@@ -53,10 +53,15 @@ def open_folder(config: Config, rewrite: bool = False) -> Path:
         raise ConfigError(f"{config.folder} exists, but is no run's folder (no run.toml); choose another run.name")
     if rewrite or not path.exists():
         config.folder.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".run.toml-{os.getpid()}")
-        draft.write_text(to_toml(config))
-        draft.rename(path)
+        write(path, to_toml(config))
     return path
+
+
+def write(path: Path, text: str) -> None:
+    """At once or not at all."""
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    draft.write_text(text)
+    draft.rename(path)
 
 
 def _what_was_trained(config: Config, differences: list[str]) -> str:

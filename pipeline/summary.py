@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from redis import Redis
 
-from pipeline import jsonl, keys
+from pipeline import jsonl, keys, run_folder
 from pipeline.config import Config
 from pipeline.ledger_view import LedgerView
 from pipeline.redis_server import find_binary
@@ -52,9 +52,7 @@ def finish(config: Config, seconds: float, redis_url: str, commands: list[str]) 
         "redis": without_user(redis_url),
         "commands": commands,
     }
-    draft = config.folder / "finished.json.new"
-    draft.write_text(json.dumps(result, indent=1) + "\n")
-    draft.rename(config.folder / "finished.json")
+    run_folder.write(config.folder / "finished.json", json.dumps(result, indent=1) + "\n")
 
 
 def text(config: Config) -> str:

@@ -7,8 +7,8 @@ All else that decides how traces come out cannot change in a folder; cold_start.
 """
 
 import json
-import os
 
+from pipeline import run_folder
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 
@@ -37,10 +37,7 @@ def check(config: Config) -> None:
 def begin(config: Config) -> None:
     """Before the first trace: write down whose they are. Raises ConfigError as `check` does."""
     check(config)
-    path = config.folder / "traces.json"
-    draft = path.with_name(f"{path.name}.new-{os.getpid()}")
-    draft.write_text(json.dumps({"teacher": config.cold_start.teacher}) + "\n")
-    draft.rename(path)
+    run_folder.write(config.folder / "traces.json", json.dumps({"teacher": config.cold_start.teacher}) + "\n")
 
 
 def _shown(teacher: list[str]) -> str:
