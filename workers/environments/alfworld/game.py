@@ -11,7 +11,6 @@ The expert is not the planner: it looks for things, as a policy must, and does n
 import json
 import random
 from pathlib import Path
-from typing import NamedTuple
 
 import fast_downward
 import textworld
@@ -19,15 +18,9 @@ from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInf
 from alfworld.agents.expert import HandCodedTWAgent
 from textworld.envs.pddl import PddlEnv, logic
 
+from workers.environments.alfworld.games import Seen
+
 WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
-
-
-class Seen(NamedTuple):
-    """advice: the expert's command now; None: it has none."""
-
-    text: str
-    won: bool
-    advice: str | None
 
 
 def prepare(path: str) -> None:

@@ -28,6 +28,8 @@ class GameLost(Exception):
 
 
 class Seen(NamedTuple):
+    """advice: the expert's command now; None: it has none."""
+
     text: str
     won: bool
     advice: str | None

@@ -89,9 +89,8 @@ def layout(scene: int) -> list[Receptacle]:
 @functools.cache
 def things(scene: int) -> list[str]:
     """Kinds of objects that this scene has and that can be carried."""
-    found = set(json.loads((LAYOUTS / f"FloorPlan{scene}-objects.json").read_text()))
     carried = set().union(*constants.VAL_RECEPTACLE_OBJECTS.values())
-    return sorted(found & carried)
+    return sorted(_all(scene) & carried)
 
 
 @functools.cache
