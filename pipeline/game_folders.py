@@ -1,8 +1,8 @@
 """A folder of ALFWorld's games as rows: the official ones, or those of `headrace environments alfworld`.
 
     train/pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000/game.tw-pddl
-      ──▶ "row 7", {"id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000", "game": its path,
-                    "task": "pick_and_place_simple", "question": "You are in the middle of a room. … put some laptop …"}
+      ──▶ {"id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000", "game": its path,
+           "task": "pick_and_place_simple", "question": "You are in the middle of a room. … put some laptop …"}
 
 Rows come in an order that mixes the task types and is the same everywhere, so that data.size may take a part of them.
 As in alfworld's loader, games that are not known to be solvable are none, nor those with movable receptacles or slices.

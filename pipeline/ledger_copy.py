@@ -102,12 +102,11 @@ def make(client: redis.Redis, run: str, commands: Iterable[Command]) -> None:
     _send(client, waiting)
 
 
-def forget(client: redis.Redis, run: str) -> int:
-    """Delete all keys of the run; returns how many there were."""
-    names = list(client.scan_iter(f"{keys.run(run)}*", count=1000))
+def forget(client: redis.Redis, run: str) -> None:
+    """Delete all keys of the run."""
+    names = list(client.scan_iter(f"{keys.run(run)}*", count=ITEMS))
     for start in range(0, len(names), ITEMS):
         client.delete(*names[start : start + ITEMS])
-    return len(names)
 
 
 def _commands(key: bytes, kind: bytes, contents: list[bytes]) -> Iterator[Command]:
