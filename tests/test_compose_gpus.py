@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import tomlkit
@@ -21,7 +20,7 @@ from pipeline.cli import cli
 from pipeline.config_file import load, to_toml
 from pipeline.errors import ConfigError
 from tests.test_compose import ROOT, compose, described
-from tests.waiting import wait_for
+from tests.waiting import alive, wait_for
 
 # GPUs -> the lines of [engines] and of [trainer], as the README has them; then the servers' GPUs and the trainer's
 ONE_EACH = [["0"], ["1"], ["2"], ["3"]]
@@ -150,14 +149,15 @@ def container(edited, script=PRINTS, *further):
 
 def test_each_server_sees_its_own_gpus_and_answers_where_it_is_asked(edited):
     services, _, servers, _ = edited
-    with container(edited, PRINTS + "exec sleep 0.5\n") as process:
+    all_printed = f'echo >> printed; until [ "$(wc -l < printed)" -ge {len(servers)} ]; do sleep 0.05; done\n'
+    with container(edited, PRINTS + all_printed) as process:
         said = process.communicate(timeout=60)[0].splitlines()
     found = {}
     for line in said:
         gpus, _, arguments = line.partition("|")
         argv = arguments.split()
         found[int(argv[argv.index("--port") + 1])] = gpus.split(",")
-        assert argv[argv.index("--tp") + 1 if "--tp" in argv else 0] in (str(len(servers[0])), "-m")
+        assert (argv[argv.index("--tp") + 1] if "--tp" in argv else "1") == str(len(servers[0]))
         assert argv[argv.index("--device") + 1] == "cuda"
     assert [found[port] for port in sorted(found)] == servers
     urls = services["coordinator"]["environment"]["HEADRACE_ENGINES"].split()
@@ -189,20 +189,12 @@ def test_doctor_says_which_gpu_is_missing(edited, monkeypatch):
     assert not ok and found.endswith("the run wants also [7]") and "engines.gpus and trainer.gpus" in fix
 
 
-LIVES = """#!/bin/sh
-echo $$ >> "$PIDS"
-exec sleep 100
-""".replace("$PIDS", "pids")
+LIVES = "#!/bin/sh\necho $$ >> pids\nexec sleep 100\n"
 
 
 def pids(folder):
     file = folder / "pids"
     return [int(line) for line in file.read_text().split()] if file.exists() else []
-
-
-def runs(pid):
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @eight
@@ -212,7 +204,7 @@ def test_servers_of_one_container_end_together_so_that_it_starts_again(edited):
         wait_for(lambda: len(pids(folder)) == 4)
         os.kill(pids(folder)[2], signal.SIGKILL)
         assert process.wait(30) == 1
-        assert not [pid for pid in pids(folder) if runs(pid)]
+        assert not [pid for pid in pids(folder) if alive(pid)]
 
 
 @eight
@@ -222,7 +214,7 @@ def test_a_container_that_is_stopped_leaves_no_server(edited):
         wait_for(lambda: len(pids(folder)) == 4)
         process.send_signal(signal.SIGTERM)
         process.wait(30)
-        assert not [pid for pid in pids(folder) if runs(pid)]
+        assert not [pid for pid in pids(folder) if alive(pid)]
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
-"""What tests of processes wait with."""
+"""What tests of processes wait with, and whether one still runs."""
 
 import time
+from pathlib import Path
 
 
 def wait_for(condition, seconds=30):
@@ -10,3 +11,11 @@ def wait_for(condition, seconds=30):
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
     return found
+
+
+def alive(pid):
+    """Not once it has ended, though nobody has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

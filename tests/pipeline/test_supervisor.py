@@ -10,6 +10,7 @@ import time
 import pytest
 
 from pipeline.supervisor import ProcessFailed, Program, Supervisor
+from tests.waiting import alive, wait_for
 
 
 @pytest.fixture
@@ -22,22 +23,6 @@ def supervisor():
 
 def python(tmp_path, code, name="child", **options):
     return Program(name, [sys.executable, "-S", "-c", textwrap.dedent(code)], tmp_path / f"{name}.log", **options)
-
-
-def wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-    return found
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def number_in(path):
