@@ -73,5 +73,11 @@ def check_environment(environment: "Environment") -> None:
         raise ConfigError(f"environment.name = {environment.name!r}: no file {source} in {Path.cwd()}")
     if judges_mathematics(environment) and importlib.util.find_spec("math_verify") is None:
         raise ConfigError(f"{environment.name} judges with math_verify: pip install 'headrace[math]'")
-    if environment.name == "alfworld" and importlib.util.find_spec("alfworld") is None:
+    if environment.name == "alfworld":
+        check_alfworld()
+
+
+def check_alfworld() -> None:
+    """Raises ConfigError without the package that has its games."""
+    if importlib.util.find_spec("alfworld") is None:
         raise ConfigError(NO_ALFWORLD)

@@ -100,14 +100,10 @@ def _keep(experiment: Experiment) -> None:
 
 def _begin(trial: Trial, experiment: Experiment) -> Path:
     """The run's folder with version 0 of the start, whose files are linked; returns the path of its run.toml."""
-    path, source, target = (
-        open_folder(trial.config),
-        experiment.start.folder / "weights",
-        trial.config.folder / "weights",
-    )
+    path, target = open_folder(trial.config), trial.config.folder / "weights"
     if not weights.published(target):
         draft = target / ".0-start"
         shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(source / "0", draft, copy_function=link)
+        shutil.copytree(experiment.start.folder / "weights" / "0", draft, copy_function=link)
         draft.rename(target / "0")
     return path

@@ -60,6 +60,5 @@ async def _played(paths: list[Path]) -> list[Result]:
 
 def _cpu_s(game) -> float:
     """Of the game's process, until now."""
-    pid = Path(f"/proc/self/fdinfo/{game._process}").read_text().split("Pid:")[1].split()[0]
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{game.pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

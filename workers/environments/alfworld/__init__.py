@@ -20,14 +20,12 @@ Games come from data.path, a folder of them: the official ones, or those that `h
 Options: `instructions`, the system message; empty for none.
 """
 
-import importlib.util
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from pipeline import config
-from pipeline.environment_rules import NO_ALFWORLD
-from pipeline.errors import ConfigError
+from pipeline.environment_rules import check_alfworld
 from workers.environments import Environment, Turn
 from workers.environments.alfworld.games import Game, Games
 from workers.environments.answers import final
@@ -48,8 +46,7 @@ class AlfWorld(Environment):
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: config.Environment) -> AsyncIterator[Callable[[], Environment]]:
-        if importlib.util.find_spec("alfworld") is None:
-            raise ConfigError(NO_ALFWORLD)
+        check_alfworld()
         games = Games()
         try:
             yield lambda: cls(games, **settings.options)

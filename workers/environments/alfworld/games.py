@@ -40,11 +40,13 @@ class Game:
 
     def __init__(self, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.path, self._reader, self._writer = path, reader, writer
+        self.pid: int | None = None
         self._process: int | None = None  # a descriptor of it, which no other process can take over
 
     async def first(self) -> Seen:
         answer = await self._answer()
-        self._process = os.pidfd_open(answer.pop("pid"))
+        self.pid = answer.pop("pid")
+        self._process = os.pidfd_open(self.pid)
         return Seen(**answer)
 
     async def step(self, command: str) -> Seen:

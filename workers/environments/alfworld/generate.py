@@ -12,7 +12,6 @@ whole or not at all.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import random
@@ -22,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.environment_rules import NO_ALFWORLD
+from pipeline.environment_rules import check_alfworld
 from pipeline.errors import ConfigError
 from pipeline.program import run
 
@@ -124,8 +123,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    if importlib.util.find_spec("alfworld") is None:
-        raise ConfigError(NO_ALFWORLD)
+    check_alfworld()
     counts = {"train": given.train, "valid_unseen": given.held_out}
     generate(given.folder, counts, tuple(given.task or KINDS), given.receptacles, given.seed)
     print(f'data.path = "{given.folder}/train", eval.data.path = "{given.folder}/valid_unseen"')

@@ -14,7 +14,7 @@ import pytest
 from pipeline import config
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
-from tests.waiting import wait_for
+from tests.waiting import alive, wait_for
 from workers.environments import open_environment
 from workers.environments.alfworld import INSTRUCTIONS, AlfWorld
 from workers.environments.alfworld.games import GameLost, Games
@@ -101,7 +101,7 @@ def test_a_game_whose_process_is_killed_is_lost_and_the_others_go_on(problems):
         games = Games()
         try:
             (one, _), (other, _) = [await games.begin(problem["game"], 1) for problem in problems[:2]]
-            signal.pidfd_send_signal(one._process, signal.SIGKILL)
+            os.kill(one.pid, signal.SIGKILL)
             with pytest.raises(GameLost, match=r"game.tw-pddl: its process ended without an answer; was it killed"):
                 await one.step("look")
             assert (await other.step("inventory")).text == "You are not carrying anything."
@@ -130,7 +130,7 @@ def test_a_process_that_hangs_ends_its_episode_and_is_ended(settings, chat, prob
     class Hung(AlfWorld):
         async def reset(self, prompt, seed):
             turn = await super().reset(prompt, seed)
-            pids.append(int(Path(f"/proc/self/fdinfo/{self.game._process}").read_text().split("Pid:")[1].split()[0]))
+            pids.append(self.game.pid)
             os.kill(pids[0], signal.SIGSTOP)
             return turn
 
@@ -143,7 +143,7 @@ def test_a_process_that_hangs_ends_its_episode_and_is_ended(settings, chat, prob
 
     with pytest.raises(EpisodeFailed, match=r"step took over environment.step_timeout_s = 0.5"):
         asyncio.run(hung())
-    wait_for(lambda: not Path(f"/proc/{pids[0]}").exists())
+    wait_for(lambda: not alive(pids[0]))
 
 
 def test_a_game_that_is_none_is_said_with_its_path(tmp_path, problems):
@@ -166,14 +166,12 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
 
 WORKER = """
 import asyncio, os, signal, sys
-from pathlib import Path
 from workers.environments.alfworld.games import Games
 
 async def main():
     games = Games()
     game, _ = await games.begin(sys.argv[1], 1)
-    print(games._server.pid, Path(f"/proc/self/fdinfo/{game._process}").read_text().split("Pid:")[1].split()[0])
-    sys.stdout.flush()
+    print(games._server.pid, game.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -185,4 +183,4 @@ def test_a_worker_that_is_killed_leaves_neither_server_nor_game_behind(problems)
     dead = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=250)
     pids = dead.stdout.split()
     assert dead.returncode == -signal.SIGKILL and len(pids) == 2
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=120)
+    wait_for(lambda: not any(map(alive, pids)), seconds=120)
