@@ -18,12 +18,12 @@ from typing import Any
 
 from pipeline import doctor_disk, doctor_machine, doctor_redis, programs
 from pipeline.config import Config
+from pipeline.doctor_machine import Finding
 from pipeline.engine_processes import sglang_python
 from pipeline.errors import HeadraceError
 from pipeline.redis_client import RedisFailed, find_url
 from pipeline.redis_server import find_binary
 
-Finding = tuple[bool, str, str]
 SANDBOX = """
 import asyncio, sys
 from workers.sandbox import Limits, PythonSandbox

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from pipeline import tensor_file
 from pipeline.config import Config
+from pipeline.doctor_machine import Finding
 
 LEAST_GB = 5
 VERSIONS = 6
 TRAINED_BYTES = 12  # weight and two moments, float32
 REFERENCE_BYTES = 4
-Finding = tuple[bool, str, str]
 
 
 def disk(config: Config | None) -> Finding:

@@ -18,7 +18,7 @@ SHARED_MEMORY_GB = 1  # NCCL takes some tens of MB a GPU, and a container gives 
 COMPOSE = (2, 24)  # depends_on with required: false, secrets from the environment
 ASK_S = 15
 IMPORT_S = 120  # PyTorch, on a disk that is asked for it for the first time
-Finding = tuple[bool, str, str]
+Finding = tuple[bool, str, str]  # whether it will do, what was found, what to do
 
 
 def loopback() -> Finding:

@@ -14,6 +14,7 @@ import redis
 
 from pipeline import keys
 from pipeline.config import Config
+from pipeline.doctor_machine import Finding
 from pipeline.errors import ConfigError, UnknownRun
 from pipeline.ledger_view import LedgerView
 from pipeline.redis_client import connect
@@ -22,7 +23,6 @@ from pipeline.secrets import masked, without_user
 OLDEST = (7, 0)
 VISIT_S = 5.0
 SKEW_S = 2.0  # the ledger's times are Redis's, what processes show of themselves is their own
-Finding = tuple[bool, str, str]
 ACCESS = (
     "give it users (docker/users.acl and docker/users.sh make its ACL file) and switch the default one off, or "
     "`bind 127.0.0.1` and `protected-mode yes`"
