@@ -1,6 +1,6 @@
 """The process that begins games: it imports alfworld once, translates each game once, and forks a process a game.
 
-    worker ──control socket: {"game", "seed"} + one end of a new socket──▶ server ──fork──▶ child: that game alone
+    worker ──control socket: {"path", "seed"} + one end of a new socket──▶ server ──fork──▶ child: that game alone
       └───────────────── the other end: "go to toilet 1" ─▶ ◀─ {"text", "won", "advice"} ────────────┘
 
     python -m workers.environments.alfworld.server FD        of the control socket; started by games.py
