@@ -31,7 +31,7 @@ hr:{run}:evals                      zset    version -> version               :ev
 hr:{run}:launcher                   hash    what the local `headrace up` shall keep running
 """
 
-SCHEMA = 3  # of all this; a run that was made with another one is refused
+SCHEMA = 4  # of all this; a run that was made with another one is refused
 
 
 def run(name: str) -> str:
