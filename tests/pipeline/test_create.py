@@ -143,7 +143,7 @@ def test_a_run_that_another_headrace_made_is_refused_by_all_who_would_work_on_it
     Coordinator.create(client, run, settings)
     client.hset(keys.run(run), "schema", 1)
     client.hdel(keys.run(run), "rules")
-    told = f"'{run}' was made by another headrace, which keeps it in schema 1, this one in {keys.SCHEMA}: choose another"
+    told = f"'{run}' was made by another headrace, which keeps it in schema 1, this one in {keys.SCHEMA}: choose"
     with pytest.raises(OtherSchema, match=told):
         Coordinator.create(client, run, settings)
     with pytest.raises(OtherSchema, match=told):
