@@ -2,7 +2,7 @@
 
     start ─▶ version 0, first values     once; every run begins with them
       └─▶ run 1 ─▶ run 2 ─▶ …            each as `headrace up` makes it       ─▶ report.md, points.csv, *.png
-             └ runs/NAME/{setting}.{method}.{seed}/                              at the end, and at any time: --report
+             └ runs/NAME/NAME.{setting}.{method}.{seed}/                         at the end, and at any time: --report
 
 The same command goes on after whatever ended it: a run that is finished is not made again, one that was broken off
 resumes. A run that fails is told, and the others are made all the same; two in a row are no accident, and end it.

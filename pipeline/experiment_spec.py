@@ -1,7 +1,7 @@
 """The file of an experiment: which runs it has, and that they differ in what is compared alone.
 
     recipe or run ─▶ start                     whose model, cold start and first values all runs begin with
-         └─ + seed + method + setting ─▶ runs  {setting}.{method}.{seed}, each a Config of its own
+         └─ + seed + method + setting ─▶ runs  {name}.{setting}.{method}.{seed}, each a Config of its own
 
     name = "ablation"
     recipe = "guessing"                        or run = "mine.toml"
@@ -15,10 +15,11 @@
     [settings.stale]                           none: one setting, the recipe's own
     buffers.max_staleness = 2
 
-What decides how a run begins and how its episodes are played is the same for all, and so is what they may spend: a
-method or setting that changes it is refused.
+Redis knows a run by its name alone, so the experiment's is part of it. What decides how a run begins and how its
+episodes are played is the same for all, and so is what they may spend: a method or setting that changes it is refused.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,14 +30,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from pipeline import config_file, recipe_files
 from pipeline.config import Config, flat
-from pipeline.config_sections import Section
+from pipeline.config_sections import NAME, Section
 from pipeline.errors import ConfigError
 
 START = "start"
 # of all runs the same; the launcher's own besides
 ALIKE = ("run", "model", "data", "environment", "rollout", "eval", "cold_start")
 ALIKE_KEYS = ("advantage.values", "advantage.offline_rollouts", "advantage.mass")
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,23}$"
 
 
 class Spec(Section):
@@ -53,6 +53,10 @@ class Spec(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> "Spec":
+        if "." in self.name:
+            raise ValueError(
+                f"name = {self.name!r}: expected no dot; a run is {{name}}.{{setting}}.{{method}}.{{seed}}"
+            )
         if (self.recipe is None) == (self.run is None):
             raise ValueError("expected one of recipe (a name of `headrace recipes`) and run (a run's TOML file)")
         if len(set(self.seeds)) < len(self.seeds):
@@ -127,7 +131,12 @@ def _trials(spec: Spec, start: Config, path: Path) -> Iterator[Trial]:
     for seed in spec.seeds:
         for setting, of_setting in spec.settings.items():
             for method, of_method in spec.methods.items():
-                name = f"{setting}.{method}.{seed}"
+                name = f"{spec.name}.{setting}.{method}.{seed}"
+                if not re.fullmatch(NAME, name):
+                    raise ConfigError(
+                        f"{path}: {name!r} is no name of a run: expected at most 64 letters, digits, '.', '_' and '-', "
+                        f"found {len(name)} characters; change the name of the experiment, the setting or the method"
+                    )
                 _check(f"{path}: methods.{method}", of_method, start)
                 _check(f"{path}: settings.{setting}", of_setting, start)
                 if both := dict(flat(of_method)).keys() & dict(flat(of_setting)).keys():

@@ -38,7 +38,7 @@ def test_an_experiment_that_was_killed_goes_on_and_reports_runs_that_began_alike
     (tmp_path / "spec.toml").write_text(SPEC)
     (tmp_path / "guess.toml").write_text(RUN)
     command = ["experiment", "spec.toml", f"engines.urls=['{sglang.url}']"]
-    first = folder / "default.trajectory.5" / "metrics.jsonl"
+    first = folder / "tiny.default.trajectory.5" / "metrics.jsonl"
     process = shell.start(*command)
     deadline = time.monotonic() + 280
     while not (first.exists() and first.read_text()) and process.poll() is None and time.monotonic() < deadline:
@@ -62,7 +62,7 @@ def test_an_experiment_that_was_killed_goes_on_and_reports_runs_that_began_alike
     assert [(row["method"], row["seed"], row["update"]) for row in rows] == [
         (method, "5", update) for method in ("trajectory", "token") for update in ("1", "2")
     ]
-    values = [folder / name / "values.json" for name in ("start", "default.trajectory.5", "default.token.5")]
+    values = [folder / name / "values.json" for name in ("start", "tiny.default.trajectory.5", "tiny.default.token.5")]
     assert len({json.loads(path.read_text())["weights"] for path in values}) == 1
     assert len({tuple(sorted(path.with_suffix(".jsonl").read_text().splitlines())) for path in values}) == 1
 
@@ -71,6 +71,6 @@ def test_an_experiment_that_was_killed_goes_on_and_reports_runs_that_began_alike
     code, refused = shell.headrace(*command, "optimizer.lr=0.5")
     assert (
         code == 2
-        and "has begun with other settings, of default.t" in refused
+        and "has begun with other settings, of tiny.default.t" in refused
         and "optimizer.lr: 1e-06 → 0.5" in refused
     )

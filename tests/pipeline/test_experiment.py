@@ -34,7 +34,7 @@ def made(tmp_path, monkeypatch):
         asked, answers = [], iter(answers)
 
         def up(path, overrides, redis_url):
-            asked.append(path.parent.name)
+            asked.append(path.parent.name.removeprefix("e.default."))
             assert (path.parent / "weights" / "0" / "manifest.json").samefile(first / "manifest.json")
             answer = next(answers, 0)
             if answer == "fails":
@@ -52,16 +52,16 @@ def made(tmp_path, monkeypatch):
 def test_a_run_that_fails_is_told_and_made_again_by_the_same_command_alone(made, capsys):
     code, asked = made(0, "fails", 0)
     assert code == 1
-    assert asked == ["default.a.1", "default.b.1", "default.a.2", "default.b.2", "default.a.3", "default.b.3"]
+    assert asked == ["a.1", "b.1", "a.2", "b.2", "a.3", "b.3"]
     out = capsys.readouterr().out
-    assert "default.b.1 has failed: an engine is gone" in out and "failed: default.b.1; the same command" in out
-    assert "2 of 6: default.b.1" in out
-    assert made() == (0, ["default.b.1"])
+    assert "e.default.b.1 has failed: an engine is gone" in out and "failed: e.default.b.1; the same command" in out
+    assert "2 of 6: e.default.b.1" in out
+    assert made() == (0, ["b.1"])
 
 
 def test_two_failures_in_a_row_end_it(made):
-    assert made("fails", 0, "fails", "fails") == (1, ["default.a.1", "default.b.1", "default.a.2", "default.b.2"])
+    assert made("fails", 0, "fails", "fails") == (1, ["a.1", "b.1", "a.2", "b.2"])
 
 
 def test_a_run_that_is_stopped_stops_the_others(made):
-    assert made(0, 130) == (130, ["default.a.1", "default.b.1"])
+    assert made(0, 130) == (130, ["a.1", "b.1"])

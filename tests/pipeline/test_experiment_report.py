@@ -105,7 +105,7 @@ def test_a_report_before_the_first_run_names_them_all(tmp_path, monkeypatch):
 def test_runs_that_did_not_begin_alike_are_not_compared(made, other):
     begin(made.trials[3].config, **other)
     what = "weights" if "weights" in other else "first values"
-    with pytest.raises(NotAlike, match=f"k4-eta0.token.1 began with other {what} than start; delete its folder"):
+    with pytest.raises(NotAlike, match=f"e.k4-eta0.token.1 began with other {what} than start; delete its folder"):
         write(made)
 
 
@@ -141,9 +141,9 @@ def test_what_has_run_is_never_left_out_in_silence_nor_goes_on_with_other_settin
         experiment._keep(read(tmp_path / "spec.toml", [SHARED, *overrides]))
 
     again(SPEC.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
-    with pytest.raises(ConfigError, match=r"no longer asks for: k1-eta0.token.2, k1-eta0.trajectory.2, .*; put their"):
+    with pytest.raises(ConfigError, match=r"no longer asks for: e.k1-eta0.token.2, e.k1-eta0.traj.*; put their seeds"):
         again(SPEC.replace("[1, 2, 3]", "[1, 3]"))
-    with pytest.raises(ConfigError, match=r"other settings, of k1-eta0.token.1:\n    optimizer.lr: 0.0004 → 0.1"):
+    with pytest.raises(ConfigError, match=r"other settings, of e.k1-eta0.token.1:\n    optimizer.lr: 0.0004 → 0.1"):
         again(SPEC, "optimizer.lr=0.1")
     with pytest.raises(ConfigError, match=r"run.total_steps: 3 → 4"):
         again(SPEC, "run.total_steps=4")

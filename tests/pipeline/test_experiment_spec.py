@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.experiment_spec import read
+from pipeline.keys import run
 
 SPEC = """
 name = "ablation"
@@ -36,11 +37,11 @@ def spec(tmp_path):
 def test_a_run_is_made_for_each_seed_setting_and_method_and_pairs_come_early(spec):
     experiment = spec()
     assert [trial.name for trial in experiment.trials[:5]] == [
-        "fresh.trajectory.1",
-        "fresh.token.1",
-        "stale.trajectory.1",
-        "stale.token.1",
-        "fresh.trajectory.2",
+        "ablation.fresh.trajectory.1",
+        "ablation.fresh.token.1",
+        "ablation.stale.trajectory.1",
+        "ablation.stale.token.1",
+        "ablation.fresh.trajectory.2",
     ]
     assert len(experiment.trials) == 8
 
@@ -67,6 +68,12 @@ def test_every_run_begins_with_version_0_and_the_first_values_of_the_start(spec)
         assert config.cold_start is None and config.model.tiny is None
         assert config.model.path == start.folder / "weights" / "0" and config.advantage.values == start.folder
         assert config.folder == start.run.folder / trial.name
+
+
+def test_two_experiments_never_meet_in_one_redis(spec):
+    there, here = spec(), spec(SPEC.replace('name = "ablation"', 'name = "again"'))
+    keys = [{run(trial.name) for trial in experiment.trials} for experiment in (there, here)]
+    assert "hr:{again.stale.token.2}" in keys[1] and not keys[0] & keys[1]
 
 
 def test_what_stands_behind_the_command_is_of_all_runs(spec):
@@ -102,6 +109,9 @@ def test_a_recipe_without_first_values_has_none_to_take(spec):
         ("seeds = [1, 2]", "seeds = []", "seeds: List should have at least 1 item"),
         ('baseline = "trajectory"', 'baseline = "spo"', "baseline = 'spo' is no method; there are trajectory, token"),
         ('name = "ablation"', 'name = "a/b"', "name: String should match"),
+        ('name = "ablation"', 'name = "a.b"', r"'a.b': expected no dot; a run is \{name\}.\{setting\}"),
+        ('name = "ablation"', f'name = "{46 * "n"}"', "nn.fresh.trajectory.1' is no name of a run: .* 64 .*, found 65"),
+        ("[settings.fresh]", "[settings.'new one']", "'ablation.new one.trajectory.1' is no name of a run"),
         ('name = "ablation"', 'name = "ablation"\nsedes = 1', "sedes: Extra inputs"),
         ("[methods.token]", "[methods.", "not valid TOML"),
     ],
