@@ -1,5 +1,6 @@
 """kill -9 at any moment, then the same or another number of ranks: no trajectory is lost, repeated or skipped."""
 
+import filecmp
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_killed_at_any_moment_a_run_goes_on_with_any_number_of_ranks(
     if before == after == 2:
         for line, expected in zip(lines, undisturbed[0], strict=True):
             assert line == expected
-        assert distance(last, undisturbed[1]) == 0
+        assert filecmp.cmp(last, undisturbed[1], shallow=False)
     assert distance(last, undisturbed[1]) <= 1e-6
     assert [line["version"] for line in lines] == list(range(5))
     assert [line["reward"] for line in lines] == [line["reward"] for line in undisturbed[0]]
