@@ -99,11 +99,14 @@ def _keep(experiment: Experiment) -> None:
 
 
 def _begin(trial: Trial, experiment: Experiment) -> Path:
-    """The run's folder with version 0 of the start, whose files are linked; returns the path of its run.toml."""
-    path, target = open_folder(trial.config), trial.config.folder / "weights"
-    if not weights.published(target):
-        draft = target / ".0-start"
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(experiment.start.folder / "weights" / "0", draft, copy_function=link)
-        draft.rename(target / "0")
+    """The run's folder with its settings as they are now, and version 0 of the start, whose files are linked; returns
+    the path of its run.toml."""
+    target = trial.config.folder / "weights"
+    with locked(trial.config.folder):
+        path = open_folder(trial.config, rewrite=True)
+        if not weights.published(target):
+            draft = target / ".0-start"
+            shutil.rmtree(draft, ignore_errors=True)
+            shutil.copytree(experiment.start.folder / "weights" / "0", draft, copy_function=link)
+            draft.rename(target / "0")
     return path

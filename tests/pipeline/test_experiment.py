@@ -6,6 +6,7 @@ import json
 import pytest
 
 from pipeline import experiment, launch
+from pipeline.config_file import load
 from pipeline.errors import HeadraceError
 from pipeline.experiment_spec import read
 
@@ -22,7 +23,7 @@ trainer.minibatches = 2
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """A function: the answers of one `up` after another -> (exit code, the runs that were asked for)."""
+    """A function: the answers of one `up` after another, overrides -> (exit code, the runs that were asked for)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.toml").write_text(SPEC)
     found = read(tmp_path / "spec.toml")
@@ -30,7 +31,7 @@ def made(tmp_path, monkeypatch):
     first.mkdir(parents=True)
     (first / "manifest.json").write_text("{}")
 
-    def make(*answers):
+    def make(*answers, overrides=()):
         asked, answers = [], iter(answers)
 
         def up(path, overrides, redis_url):
@@ -44,7 +45,7 @@ def made(tmp_path, monkeypatch):
             return answer
 
         monkeypatch.setattr(launch, "up", up)
-        return experiment._make_runs(found, None), asked
+        return experiment._make_runs(read(tmp_path / "spec.toml", overrides), None), asked
 
     return make
 
@@ -65,3 +66,10 @@ def test_two_failures_in_a_row_end_it(made):
 
 def test_a_run_that_is_stopped_stops_the_others(made):
     assert made(0, 130) == (130, ["a.1", "b.1"])
+
+
+def test_what_stands_behind_a_repeated_command_reaches_a_run_that_has_begun(made):
+    assert made(0, 130) == (130, ["a.1", "b.1"])
+    assert made(130, overrides=["rollout.concurrency=3"]) == (130, ["b.1"])
+    first, second = (load(f"runs/e/e.default.{run}/run.toml").rollout.concurrency for run in ("a.1", "b.1"))
+    assert first != 3 and second == 3, "one that is finished stays as it was made"
