@@ -1,7 +1,7 @@
 """The points of an experiment: one for each update of each run, and the proof that its runs began alike.
 
 {run}/metrics.jsonl ──curves()──▶ Curves ──as_csv()──▶ points.csv      setting,method,seed,update,reward,…
-{run}/values.json, values.jsonl ──begun()──▶ digests of weights, prompts, first values and decoding
+{run}/weights/0, values.json, values.jsonl ──begun()──▶ digests of weights, prompts, first values and decoding
 """
 
 import csv
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pipeline import jsonl, plot
 from pipeline.experiment_spec import Experiment
 from pipeline.experiment_table import Key
-from pipeline.first_values import digest, digests, measured_by
+from pipeline.first_values import digest
+from pipeline.weights import MANIFEST, read_manifest
 
 COLUMNS = (
     "reward",
@@ -28,6 +29,7 @@ COLUMNS = (
     "entropy",
     "mismatch_kl",
 )
+NO_DECODING = ("weights", "taken_from")  # of values.json
 Curves = dict[Key, list[dict]]  # the lines of metrics.jsonl, by version
 
 
@@ -56,17 +58,20 @@ def as_csv(found: Curves) -> str:
 
 
 def begun(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
-    """Of the start and of each run that has begun: its weights, prompts and first values, and how it plays."""
+    """Of the start and of each run that has begun, as it has recorded them itself: its weights; if prompts have first
+    values, these, its prompts, and how it plays. Raises BadWeights."""
+    played = experiment.start.advantage.offline_rollouts > 0
     for config in (experiment.start, *(trial.config for trial in experiment.trials)):
-        path = config.folder / "values.json"
-        if path.exists():
-            values = sorted((line["id"], line["outcomes"]) for line in jsonl.read(path.with_suffix(".jsonl")))
-            yield (
-                config.run.name,
-                {
-                    "weights": json.loads(path.read_text())["weights"],
-                    "prompts": digest(digests(config)),
-                    "first values": digest(values),
-                    "decoding and environment": digest(measured_by(config)),
-                },
-            )
+        first, values = config.folder / "weights" / "0", config.folder / "values.json"
+        if not (values if played else first / MANIFEST).exists():
+            continue
+        found = {"weights": read_manifest(first).digest[:16]}
+        if played:
+            lines = {line["id"]: line for line in jsonl.read(values.with_suffix(".jsonl"))}
+            measured_with = json.loads(values.read_text())
+            found |= {
+                "prompts": digest({id: line["problem"] for id, line in lines.items()}),
+                "first values": digest({id: line["outcomes"] for id, line in lines.items()}),
+                "decoding and environment": digest({k: v for k, v in measured_with.items() if k not in NO_DECODING}),
+            }
+        yield config.run.name, found

@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.experiment_points import curves
 from pipeline.experiment_report import NotAlike, markdown, write
 from pipeline.experiment_spec import read
+from pipeline.weights import write_manifest
 
 SPEC = """
 name = "e"
@@ -48,11 +49,16 @@ def made(tmp_path, monkeypatch):
     return found
 
 
-def begin(config, weights="aaaa", outcome=1.0):
-    config.folder.mkdir(parents=True, exist_ok=True)
+def begin(config, logprob=-1.0, outcome=1.0, problem="1a", top_k=-1):
+    """What a run has recorded when its workers start."""
+    weights = config.folder / "weights" / "0"
+    weights.mkdir(parents=True, exist_ok=True)
+    write_manifest(weights, 0, [1, 2], [logprob], "float32")
     (config.folder / "run.toml").write_text(to_toml(config))
-    (config.folder / "values.json").write_text(json.dumps({"weights": weights}))
-    (config.folder / "values.jsonl").write_text(json.dumps({"id": "g-0", "outcomes": [outcome, 0.0]}) + "\n")
+    taken = {"weights": "2b", "rollout.top_k": top_k, "taken_from": f"anywhere/{config.run.name}"}
+    (config.folder / "values.json").write_text(json.dumps(taken))
+    line = {"id": "g-0", "problem": problem, "outcomes": [outcome, 0.0]}
+    (config.folder / "values.jsonl").write_text(json.dumps(line) + "\n")
 
 
 def line(version, method, seed):
@@ -101,12 +107,31 @@ def test_a_report_before_the_first_run_names_them_all(tmp_path, monkeypatch):
     assert "png" not in (found.folder / "report.md").read_text()
 
 
-@pytest.mark.parametrize("other", [{"weights": "bbbb"}, {"outcome": 0.0}])
-def test_runs_that_did_not_begin_alike_are_not_compared(made, other):
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [
+        ("weights", {"logprob": -2.0}),
+        ("prompts", {"problem": "1b"}),
+        ("first values", {"outcome": 0.0}),
+        ("decoding and environment", {"top_k": 5}),
+    ],
+)
+def test_runs_that_did_not_begin_alike_are_not_compared(made, what, other):
     begin(made.trials[3].config, **other)
-    what = "weights" if "weights" in other else "first values"
     with pytest.raises(NotAlike, match=f"e.k4-eta0.token.1 began with other {what} than start; delete its folder"):
         write(made)
+
+
+def test_runs_without_first_values_are_compared_by_their_weights(made, tmp_path):
+    found = read(tmp_path / "spec.toml", [SHARED, "advantage.offline_rollouts=0"])
+    for config in (made.start, *(trial.config for trial in made.trials if trial.seed < 3)):
+        (config.folder / "values.json").unlink()
+    write(found)
+    report = (found.folder / "report.md").read_text()
+    assert "## All runs began alike\n\n| runs | weights |\n| --- | --- |\n| 13 |" in report
+    begin(found.trials[3].config, logprob=-2.0)
+    with pytest.raises(NotAlike, match=r"e.k4-eta0.token.1 began with other weights than start"):
+        write(found)
 
 
 def test_the_difference_is_drawn_over_staleness_and_over_steps_with_the_other_held(made):
