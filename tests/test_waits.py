@@ -87,7 +87,7 @@ WAITS = {
         "pipeline/ledger_view.py: most urgent: prompt",
     ),
     "workers/eval_host.py EvalHost.host": ("LOOK_S", "pipeline/watch.py: the evaluation of version"),
-    "workers/environments/alfworld/games.py Games.close": ("SIGKILL", SHORT),
+    "workers/environments/alfworld/games.py Games._end": ("SIGKILL", SHORT),
     "workers/environments/conformance/rules.py closes": ("CLOSE_S", ALONE),
     "workers/environments/conformance/trial.py Trial._call": ("one second", ALONE),
     "workers/environments/conformance/trial.py _beat": ("one second", ALONE),

@@ -15,12 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from workers.sandbox.launch import environment
 
-SEND_S = 10.0  # to hand the server a request: it reads none while it translates a game, and a few hundred fit
+SEND_S = 10.0  # to hand the server a request: it reads none while it translates a game, and some dozens fit
 
 
 class GameLost(Exception):
@@ -80,14 +80,16 @@ class Games:
     def __init__(self):
         self._server: subprocess.Popen | None = None
         self._control: socket.socket | None = None
-        self._sending = threading.Lock()
+        self._sender = ThreadPoolExecutor(1)  # its own: the loop's threads renew leases, and must not wait behind it
 
     async def begin(self, path: str, seed: int) -> tuple[Game, Seen]:
         """The game and its first words. Raises GameLost."""
         ours, theirs = socket.socketpair()
         game = None
         try:
-            await asyncio.to_thread(self._send, json.dumps({"path": path, "seed": seed}).encode(), theirs)
+            sending = self._sender.submit(self._send, json.dumps({"path": path, "seed": seed}).encode(), theirs)
+            sending.add_done_callback(lambda _: theirs.close())  # even if it was given up before its turn
+            await asyncio.wrap_future(sending)
             game = Game(path, *await asyncio.open_unix_connection(sock=ours, limit=1 << 20))
             return game, await game.first()
         except BaseException as error:
@@ -97,11 +99,10 @@ class Games:
             raise
 
     def _send(self, request: bytes, end: socket.socket) -> None:
-        with end, self._sending:
-            if self._server is None or self._server.poll() is not None:
-                self.close()
-                self._start()
-            socket.send_fds(self._control, [request], [end.fileno()])
+        if self._server is None or self._server.poll() is not None:
+            self._end()
+            self._start()
+        socket.send_fds(self._control, [request], [end.fileno()])
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -118,6 +119,12 @@ class Games:
 
     def close(self) -> None:
         """End the server; games that go on are ended by their own."""
+        if self._server is not None:
+            self._server.kill()  # no request waits for it any longer
+        self._sender.shutdown(cancel_futures=True)
+        self._end()
+
+    def _end(self) -> None:
         if self._server is not None:
             self._control.close()
             self._server.kill()

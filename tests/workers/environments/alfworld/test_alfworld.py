@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import config
+from pipeline.data import training_problems
 from pipeline.errors import ConfigError
 from pipeline.ledger_types import Reservation
 from tests.waiting import alive, wait_for
@@ -81,11 +82,12 @@ def test_the_expert_wins_an_episode_and_its_trace_has_the_whole_history(settings
 
     async def traced():
         async with open_environment(whole.environment) as make:
-            environments = [make() for _ in problems]
+            prompts = training_problems(whole)  # as they lie in Redis, without this machine's paths
+            environments = [make() for _ in prompts]
             return await asyncio.gather(
                 *(
                     play(Reservation.outside_ledger(p, "entry-1"), e, Script(e, chat), chat, whole)
-                    for p, e in zip(problems, environments, strict=True)
+                    for p, e in zip(prompts, environments, strict=True)
                 )
             )
 
@@ -116,6 +118,25 @@ def test_a_game_whose_process_is_killed_is_lost_and_the_others_go_on(problems):
             games.close()
 
     asyncio.run(killed())
+
+
+def test_a_server_that_reads_nothing_takes_no_thread_from_the_leases():
+    async def full():
+        games = Games()
+        games._start()
+        os.kill(games._server.pid, signal.SIGSTOP)
+        begun = [asyncio.create_task(games.begin("a" * 3000, 1)) for _ in range(100)]  # more than fit
+        try:
+            await asyncio.sleep(0)  # each is on its way
+            async with asyncio.timeout(100):
+                await asyncio.to_thread(str)
+        finally:
+            for each in begun:
+                each.cancel()
+            games.close()
+        assert set(map(type, await asyncio.gather(*begun, return_exceptions=True))) == {asyncio.CancelledError}
+
+    asyncio.run(full())
 
 
 def test_a_process_that_hangs_ends_its_episode_and_is_ended(settings, chat, problems):
