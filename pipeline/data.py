@@ -40,8 +40,11 @@ def check_files(config: Config) -> None:
 
 
 def evaluation_problems(config: Config) -> list[Problem]:
-    """Held-out problems of [eval.data]; none without it."""
-    return _draw(config.eval.data, set(), "eval.data", _needs_answer(config)) if config.eval.data else []
+    """Held-out problems of [eval.data], games with their paths here: no other process is told; none without it."""
+    if config.eval.data is None:
+        return []
+    problems = _draw(config.eval.data, set(), "eval.data", _needs_answer(config))
+    return [game_folders.located(problem, config.eval.data.path) for problem in problems]
 
 
 def training_problems(config: Config) -> list[Problem]:
@@ -60,8 +63,9 @@ def cold_start_problems(config: Config) -> list[Problem]:
 
 
 def file_problems(path: Path) -> list[Problem]:
-    """All that can be used of a file or data set, with or without answers."""
-    return _read(Data(path=path, size=sys.maxsize), set(), "data", False)
+    """All that can be used of a file or data set, with or without answers; games with their paths."""
+    problems = _read(Data(path=path, size=sys.maxsize), set(), "data", False)
+    return [game_folders.located(problem, path) for problem in problems]
 
 
 def _needs_answer(config: Config) -> bool:

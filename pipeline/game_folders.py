@@ -1,10 +1,11 @@
 """A folder of ALFWorld's games as rows: the official ones, or those of `headrace environments alfworld`.
 
     train/pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000/game.tw-pddl
-      ──▶ {"id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000", "game": its path,
+      ──▶ {"id": "pick_and_place_simple-Laptop-None-Sofa-229/trial_T1_000000", "game": "{id}/game.tw-pddl",
            "task": "pick_and_place_simple", "question": "You are in the middle of a room. … put some laptop …"}
 
 Rows come in an order that mixes the task types and is the same everywhere, so that data.size may take a part of them.
+A row is the same wherever the folder lies, in Redis and in digests; who plays it asks located() for the game's path.
 As in alfworld's loader, games that are not known to be solvable are none, nor those with movable receptacles or slices.
 Nothing of alfworld is needed to read them. The question is nearly what the player reads first.
 """
@@ -54,7 +55,13 @@ def _row(name: str, path: Path) -> dict[str, Any]:
     things = ", a ".join(f"{kind} {kinds[: at + 1].count(kind)}" for at, kind in enumerate(kinds))
     # The number tells it from others: two trials of one task begin alike, with other things in other places.
     question = f"{ROOM} {things}.\n\n{said} Game {int(_mixed(name)[:8], 16)}."
-    return {"id": name, "task": task, "question": question, "game": str(path)}
+    return {"id": name, "task": task, "question": question, "game": f"{name}/{GAME}"}
+
+
+def located(problem: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """With its game's path, if it is a row of this folder, which another machine, or a restored run, has elsewhere."""
+    is_row = folder is not None and problem.get("game") == f"{problem.get('id')}/{GAME}"
+    return problem | {"game": str(folder / problem["game"])} if is_row else problem
 
 
 def _mixed(name: str) -> str:

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from typing import Protocol
 
-from pipeline import config
+from pipeline import config, game_folders
 from pipeline.errors import Coded
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Trajectory
@@ -81,6 +81,7 @@ class Episode:
     ):
         self.reservation, self.environment, self.engine, self.chat = reservation, environment, engine, chat
         self.limits, self.rollout, self.time_limit = settings.environment, settings.rollout, time_limit
+        self.folder = settings.data.path
         self.transcript = Transcript()
         self.seconds = Counter(generate=0.0, environment=0.0)
         self._truncated = False
@@ -149,7 +150,7 @@ class Episode:
             transcript.tokens += observation
 
     async def _reset(self) -> Turn:
-        problem = json.loads(self.reservation.payload)
+        problem = game_folders.located(json.loads(self.reservation.payload), self.folder)
         seed = zlib.crc32(self.reservation.entry.encode())
         return await self._within("setup", "reset", self.environment.reset(problem, seed))
 

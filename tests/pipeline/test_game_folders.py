@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,21 @@ def test_a_part_of_a_folder_has_tasks_of_all_kinds_and_trials_of_one_task_are_di
     assert found == training_problems(config(tmp_path, size=30)) == training_problems(config(tmp_path, size=90))[:30]
     # The same names lie in valid_unseen: those are held out.
     assert not {p["id"] for p in found} & {p["id"] for p in evaluation_problems(config(tmp_path))}
+
+
+def test_a_run_has_the_same_problems_wherever_its_games_lie(tmp_path):
+    for place in (tmp_path / "here", tmp_path / "elsewhere"):
+        for split in ("train", "valid_unseen"):
+            write(place / split, f"pick_and_place_simple-Laptop-None-Sofa-229/trial_{split}")
+    here, elsewhere = config(tmp_path / "here"), config(tmp_path / "elsewhere")
+    (problem,) = training_problems(here)
+    assert [problem] == training_problems(elsewhere) and problem["game"] == f"{problem['id']}/game.tw-pddl"
+    for settings in (here, elsewhere):
+        (held_out,) = evaluation_problems(settings)
+        for played in (game_folders.located(problem, settings.data.path), held_out):
+            assert Path(played["game"]).is_file() and played == game_folders.located(played, settings.data.path)
+    own = {"id": "7", "question": "Who plays?", "game": "chess"}
+    assert game_folders.located(own, here.data.path) is own, "a user's own problem stays as it is"
 
 
 def test_what_alfworlds_loader_leaves_out_is_no_problem(tmp_path):
