@@ -58,7 +58,7 @@ def restore(file: Path, folder: Path = Path("runs"), redis_url: str | None = Non
                 _make_keys(client, name, draft)
                 try:
                     _place(draft, target)
-                except OSError:
+                except BaseException:
                     ledger_copy.forget(client, name)
                     raise
     finally:
@@ -106,7 +106,7 @@ def _make_keys(client: redis.Redis, run: str, draft: Path) -> None:
         try:
             ledger_copy.make(client, run, others())
             ledger_copy.make(client, run, last)
-        except (redis.RedisError, HeadraceError):
+        except BaseException:  # Ctrl-C, too
             ledger_copy.forget(client, run)
             raise
     except redis.exceptions.OutOfMemoryError as error:

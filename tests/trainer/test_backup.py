@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from pipeline import backup_file, checkpoint_folder, events, keys, ledger_copy, ports, weights
+from pipeline import restore as restoring
 from pipeline.audit import audit
 from pipeline.backup import backup
 from pipeline.checkpoint_folder import DamagedCheckpoint
@@ -216,6 +217,25 @@ def test_a_restore_that_fails_leaves_nothing_behind(client, redis_url, killed, t
     (tmp_path / "there" / f".{killed.run.name}.new" / "weights").mkdir(parents=True)
     restore(file, tmp_path / "there", redis_url)
     assert not client.exists(f"{keys.run(killed.run.name)}:entry:left")
+
+
+@pytest.mark.parametrize("at", ["the keys", "the folder"])
+def test_a_restore_that_is_interrupted_leaves_nothing_behind(client, redis_url, killed, tmp_path, monkeypatch, at):
+    file = tmp_path / "one.tar"
+    backup(str(killed.folder), file, redis_url)
+    forget(client, killed)
+    send, sent = ledger_copy._send, []
+
+    def interrupted(*arguments):
+        if sent or at == "the folder":
+            raise KeyboardInterrupt
+        sent.append(send(*arguments))
+
+    monkeypatch.setattr(ledger_copy, "SENT_BYTES", 1000)
+    monkeypatch.setattr(*((ledger_copy, "_send") if at == "the keys" else (restoring, "_place")), interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        restore(file, tmp_path / "there", redis_url)
+    assert not list(client.scan_iter(f"{keys.run(killed.run.name)}*")) and not list((tmp_path / "there").iterdir())
 
 
 def test_the_redis_of_the_stack_is_restored_before_its_users_are_there_and_backed_up_by_its_coordinator(
