@@ -126,7 +126,8 @@ def main() -> None:
     check_alfworld()
     counts = {"train": given.train, "valid_unseen": given.held_out}
     generate(given.folder, counts, tuple(given.task or KINDS), given.receptacles, given.seed)
-    print(f'data.path = "{given.folder}/train", eval.data.path = "{given.folder}/valid_unseen"')
+    keys = {"train": "data.path", "valid_unseen": "eval.data.path"}
+    print(", ".join(f'{key} = "{given.folder / split}"' for split, key in keys.items() if counts[split]))
 
 
 if __name__ == "__main__":

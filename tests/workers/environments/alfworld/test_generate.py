@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, HeadraceError
 from workers.environments.alfworld import generate
 
 SEEN = """
@@ -68,6 +68,39 @@ def test_a_task_is_not_done_before_it_begins_and_its_object_is_there(folder):
 def test_games_that_are_there_are_not_overwritten(folder):
     with pytest.raises(ConfigError, match="train is there already: name another folder, or remove it"):
         generate.generate(folder, {"train": 1}, generate.KINDS, 3, 1)
+
+
+def test_a_planner_that_fails_says_nothing_of_the_room(problems, monkeypatch, capfd):
+    from textworld.envs.pddl.logic import PddlState
+
+    from workers.environments.alfworld import proof
+
+    def broken(*_):
+        raise OSError("libdownward.so: no such file")
+
+    def endless(*_):
+        while True:
+            pass
+
+    with open(problems[0]["game"]) as file:
+        game = json.load(file)
+    monkeypatch.setattr(proof, "PLAN_S", 1)
+    monkeypatch.setattr(PddlState, "replan", endless)
+    assert proof.walkthrough(game) == []
+    monkeypatch.setattr(PddlState, "replan", broken)
+    with pytest.raises(
+        HeadraceError, match="the planner to find commands or none, found that it failed with exit code 1"
+    ):
+        proof.walkthrough(game)
+    assert "libdownward.so: no such file" in capfd.readouterr().err
+
+
+def test_the_settings_that_are_printed_name_what_was_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generate, "check_alfworld", lambda: None)
+    monkeypatch.setattr(generate, "make", lambda wanted: ("a/b", {"game.tw-pddl": {"walkthrough": ["look"]}}))
+    monkeypatch.setattr(sys, "argv", ["alfworld", str(tmp_path), "--train", "1", "--held-out", "0"])
+    generate.main()
+    assert capsys.readouterr().out.splitlines()[-1] == f'data.path = "{tmp_path}/train"'
 
 
 def test_what_is_remembered_changes_no_transcript(problems):
