@@ -31,7 +31,8 @@ def run(path: Path, overrides: Sequence[str], redis_url: str | None = None) -> i
     for warning in {line: None for trial in experiment.trials for line in unwise(trial.config)}:
         print(f"warning: {warning}", flush=True)
     with locked(experiment.folder):
-        _keep(experiment)
+        _compare(experiment)
+        (experiment.folder / "spec.toml").write_text(experiment.text)
         preparation.cold_start(experiment.start)
         if experiment.start.advantage.offline_rollouts:
             preparation.values(experiment.start)
@@ -41,8 +42,12 @@ def run(path: Path, overrides: Sequence[str], redis_url: str | None = None) -> i
 
 
 def report(path: Path, overrides: Sequence[str]) -> str:
-    """What the runs that there are say, without making any; in words for a terminal."""
-    return experiment_report.write(experiment_spec.read(path, overrides))
+    """What the runs that there are say, without making any; in words for a terminal. Raises HeadraceError."""
+    experiment = experiment_spec.read(path, overrides)
+    if not experiment.folder.is_dir():
+        raise ConfigError(f"{experiment.folder}: no such folder; without --report, the command makes it, and the runs")
+    _compare(experiment)
+    return experiment_report.write(experiment)
 
 
 def _make_runs(experiment: Experiment, redis_url: str | None) -> int:
@@ -70,8 +75,8 @@ def _make_runs(experiment: Experiment, redis_url: str | None) -> int:
     return 1 if failed else 0
 
 
-def _keep(experiment: Experiment) -> None:
-    """The spec, beside what comes of it. Raises ConfigError if that has begun with other runs, or other settings.
+def _compare(experiment: Experiment) -> None:
+    """With what its folder has. Raises ConfigError if that has begun with other runs, or other settings.
 
     Seeds, methods and settings may be added to it; what has run is never left out in silence.
     """
@@ -95,7 +100,6 @@ def _keep(experiment: Experiment) -> None:
                 + "\n".join(f"    {line}" for line in differences)
                 + "\nset these keys back, also behind the command, or give the experiment another name"
             )
-    (folder / "spec.toml").write_text(experiment.text)
 
 
 def _begin(trial: Trial, experiment: Experiment) -> Path:

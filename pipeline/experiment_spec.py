@@ -20,6 +20,7 @@ episodes are played is the same for all, and so is what they may spend: a method
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """trials: seed by seed, so that pairs are whole as early as possible. text: the file, as it was read."""
+    """trials: seed by seed, so that pairs are whole as early as possible.
+    text: the file as it was read, and what stood behind the command, as a comment."""
 
     spec: Spec
     text: str
@@ -111,6 +113,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     except ValidationError as error:
         found = (f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors())
         raise ConfigError("\n".join(f"{path}: {line.removeprefix(': ')}" for line in found)) from None
+    if overrides:
+        text = f"{text.rstrip()}\n\n# behind the command: {shlex.join(overrides)}\n"
     start = _start(spec, overrides)
     return Experiment(spec, text, start, list(_trials(spec, start, path)))
 

@@ -101,6 +101,8 @@ def test_every_point_is_in_the_csv_and_what_was_not_recorded_is_empty(made):
 def test_a_report_before_the_first_run_names_them_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.toml").write_text(SPEC)
+    with pytest.raises(ConfigError, match="runs/e: no such folder; without --report, the command makes it"):
+        experiment.report(tmp_path / "spec.toml", [])
     found = read(tmp_path / "spec.toml")
     found.folder.mkdir(parents=True)
     assert "0 of 18 runs reached the budget of 30 updates" in write(found)
@@ -157,27 +159,31 @@ def test_the_mean_of_replicates_ends_where_the_shortest_does():
     assert experiment_figures.average([[0.2]])[2].tolist() == [0.0]
 
 
-def test_what_has_run_is_never_left_out_in_silence_nor_goes_on_with_other_settings(made, tmp_path):
-    experiment._keep(made)
-    assert (made.folder / "spec.toml").read_text() == SPEC
-
+def test_what_has_run_is_never_left_out_in_silence_nor_goes_on_or_is_reported_with_other_settings(made, tmp_path):
     def again(text, *overrides):
         (tmp_path / "spec.toml").write_text(text)
-        experiment._keep(read(tmp_path / "spec.toml", [SHARED, *overrides]))
+        return experiment.report(tmp_path / "spec.toml", overrides)
 
-    again(SPEC.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
+    assert "11 of 24 runs" in again(SPEC.replace("[1, 2, 3]", "[1, 2, 3, 4]"), SHARED)
     with pytest.raises(ConfigError, match=r"no longer asks for: e.k1-eta0.token.2, e.k1-eta0.traj.*; put their seeds"):
-        again(SPEC.replace("[1, 2, 3]", "[1, 3]"))
+        again(SPEC.replace("[1, 2, 3]", "[1, 3]"), SHARED)
     with pytest.raises(ConfigError, match=r"other settings, of e.k1-eta0.token.1:\n    optimizer.lr: 0.0004 → 0.1"):
-        again(SPEC, "optimizer.lr=0.1")
-    with pytest.raises(ConfigError, match=r"run.total_steps: 3 → 4"):
-        again(SPEC, "run.total_steps=4")
+        again(SPEC, SHARED, "optimizer.lr=0.1")
+    with pytest.raises(ConfigError, match=r"run.total_steps: 3 → 30\nset these keys back, also behind the command"):
+        again(SPEC)
 
 
-def test_an_experiment_named_as_a_run_is_refused(made):
+def test_the_report_has_what_stood_behind_the_command(made, tmp_path):
+    experiment.report(tmp_path / "spec.toml", [SHARED, "rollout.concurrency=3"])
+    report = (made.folder / "report.md").read_text()
+    assert f"{SPEC.strip()}\n\n# behind the command: {SHARED} rollout.concurrency=3" in report
+    assert "behind" not in read(tmp_path / "spec.toml").text
+
+
+def test_an_experiment_named_as_a_run_is_refused(made, tmp_path):
     (made.folder / "run.toml").touch()
     with pytest.raises(ConfigError, match="runs/e is the folder of a run; give the experiment another name"):
-        experiment._keep(made)
+        experiment.report(tmp_path / "spec.toml", [SHARED])
 
 
 def test_a_table_in_markdown():
