@@ -5,7 +5,8 @@
     centers.png       Equation 5: the center that the loss saw of each update, and what its covariance predicts
     differences.png   method minus baseline in AUC, over η and over optimizer steps, where settings differ in them
 
-Curves are trailing means of five updates; runs that have not reached the budget are drawn as far as they are.
+Curves are trailing means of five updates. Runs that have not reached the budget are thin, as far as they are, and in no
+mean, unless none has reached it: then the mean is of all, and ends where the shortest does.
 """
 
 import math
@@ -91,11 +92,12 @@ def _curves(
             values = [number(line.get(name)) for line in of_run]
             if (of, own) == (setting, method) and values and None not in values:
                 found.append(trailing_mean(values))
-        if replicates:
-            for curve in found:
+        averaged = [curve for curve in found if len(curve) == experiment.budget] or found
+        for curve in found:
+            if replicates or curve not in averaged:
                 panel.plot(range(1, len(curve) + 1), curve, color=color, alpha=0.3, linewidth=0.8)
-        if found:
-            updates, mean, error = average(found)
+        if averaged:
+            updates, mean, error = average(averaged)
             panel.plot(updates, mean, color=color, linewidth=2, linestyle=linestyle, label=name_of.format(method))
             panel.fill_between(updates, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
 

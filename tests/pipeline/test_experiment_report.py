@@ -152,6 +152,19 @@ def test_the_difference_is_drawn_over_staleness_and_over_steps_with_the_other_he
     assert drawn == [[pytest.approx(20), pytest.approx(20)], [pytest.approx(20)]]
 
 
+def test_the_mean_is_of_the_runs_that_reached_the_budget_and_the_others_are_thin(made):
+    def lengths(lines, setting):
+        panel = Figure().subplots()
+        experiment_figures._curves(panel, made, lines, setting, "ppo_kl")
+        return [(drawn.get_linewidth() >= 1, len(drawn.get_xdata())) for drawn in panel.lines]
+
+    found = curves(made)
+    assert lengths(found, "k4-eta0") == [(True, 3), (True, 3)]
+    assert lengths(found, "k4-eta2") == [(True, 3), (False, 2), (True, 3)], "seed 2 of token has 2 of 3 updates"
+    short = {key: of_run[: 3 - key[2]] for key, of_run in found.items()}
+    assert lengths(short, "k4-eta2") == [(True, 1), (True, 1)], "there is no whole run: all, as far as the shortest"
+
+
 def test_the_mean_of_replicates_ends_where_the_shortest_does():
     updates, mean, error = experiment_figures.average([[0.0, 1.0, 1.0], [1.0, 1.0]])
     assert (updates.tolist(), mean.tolist()) == ([1, 2], [0.5, 1.0])
