@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from pipeline import crew as crews
-from pipeline import programs
+from pipeline import keys, programs
 from pipeline.config import Config
 from pipeline.supervisor import ProcessFailed, Program, Supervisor
 from tests.waiting import wait_for
@@ -46,6 +46,11 @@ def ends(crew, name, code):
     crew.look()
 
 
+def says(crew, **fields):
+    """What the ledger then tells of the run."""
+    crew.client.hset(keys.run("small"), mapping={"schema": keys.SCHEMA, **fields})
+
+
 def test_a_crew_that_cannot_reach_redis_has_started_nothing_and_may_begin_again(crew):
     away = redis.Redis(port=1, retry=None)
     again = crews.Crew(crew.config, Supervisor(), away, crew.redis_url, [], crew.said.append)
@@ -69,14 +74,14 @@ def test_a_process_that_keeps_dying_ends_the_run_with_the_end_of_its_log(crew):
 
 def test_a_trainer_that_makes_updates_between_its_deaths_starts_again_however_often(crew):
     for version in range(1, 2 * crews.RESTARTS["trainer"] + 3):
-        crew.client.hset("hr:{small}", mapping={"version": version, "stopped": ""})
+        says(crew, version=version, stopped="")
         ends(crew, "trainer", -9)
         assert "it starts again in 1 s" in crew.said[-1]
         wait_for(lambda: crew.look() or "trainer" in crew.supervisor.processes, 5)
 
 
 def test_a_run_that_stopped_itself_is_not_tried_again(crew):
-    crew.client.hset("hr:{small}", mapping={"version": 3, "stopped": "100 failures in a row"})
+    says(crew, version=3, stopped="100 failures in a row")
     with pytest.raises(ProcessFailed, match="the run has stopped itself: 100 failures in a row"):
         ends(crew, "trainer", 1)
 
@@ -85,7 +90,7 @@ def test_what_ended_while_redis_was_away_is_dealt_with_afterwards(crew, monkeypa
     def away():
         raise redis.ConnectionError("refused")
 
-    crew.client.hset("hr:{small}", "version", 100)
+    says(crew, version=100)
     with monkeypatch.context() as patch, pytest.raises(redis.ConnectionError):
         patch.setattr(crew, "_all_updates_made", away)
         ends(crew, "trainer", 0)
@@ -99,7 +104,7 @@ def test_wrong_settings_are_not_tried_again(crew):
 
 
 def test_a_trainer_that_made_its_last_update_ends_the_training(crew):
-    crew.client.hset("hr:{small}", "version", 100)
+    says(crew, version=100)
     ends(crew, "trainer", 0)
     assert crew.trained
     ends(crew, "coordinator", 0)
@@ -107,7 +112,7 @@ def test_a_trainer_that_made_its_last_update_ends_the_training(crew):
 
 
 def test_a_trainer_that_somebody_stopped_starts_again(crew):
-    crew.client.hset("hr:{small}", "version", 99)
+    says(crew, version=99)
     ends(crew, "trainer", 0)
     assert not crew.trained
     assert "trainer" in crew.supervisor.names
