@@ -1,5 +1,6 @@
 """The command line in this process: `headrace`, in a folder where no run is yet, and no Redis of the environment."""
 
+import logging
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ def headrace(tmp_path, monkeypatch, capsys):
     """Call the command line; answers (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REDIS_URL", raising=False)
+    handlers, level = logging.root.handlers[:], logging.root.level
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
@@ -20,4 +22,7 @@ def headrace(tmp_path, monkeypatch, capsys):
         out, err = capsys.readouterr()
         return left.value.code or 0, out, err
 
-    return call
+    yield call
+    logging.root.handlers[:] = handlers  # a command that is a process of a run logs to this test's standard error
+    logging.root.setLevel(level)
+    logging.captureWarnings(False)
