@@ -22,7 +22,7 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def make_bases(environment: dict[str, str]) -> None:
-    """Both images, in the engine that `environment` names."""
+    """Both images, in the engine that `environment` names. Raises NotHere, also if a build reaches no package index."""
     python = _named(ROOT / "docker" / "headrace" / "Dockerfile", r"^FROM (python:\S+)")
     redis = _named(ROOT / "compose.yaml", r"image: (redis:\S+)")
     if not CACHE.exists():
@@ -34,7 +34,8 @@ def make_bases(environment: dict[str, str]) -> None:
         for folder in os.environ.get("PIP_FIND_LINKS", "").split():
             for wheel in Path(folder).glob("*.whl") if Path(folder).is_dir() else ():
                 os.link(wheel, wheels / wheel.name) if _same_disk(wheel, wheels) else _copy(wheel, wheels)
-        _build(environment, context, python, "COPY wheels /opt/wheels", "ENV PIP_FIND_LINKS=/opt/wheels")
+        reached = "RUN pip download --quiet --no-deps --no-cache-dir --dest /tmp/reached click && rm -r /tmp/reached"
+        _build(environment, context, python, "COPY wheels /opt/wheels", "ENV PIP_FIND_LINKS=/opt/wheels", reached)
     with tempfile.TemporaryDirectory() as context:
         install = "RUN apt-get update && apt-get install -y --no-install-recommends redis-server redis-tools"
         _build(environment, context, redis, install, "WORKDIR /data", "RUN chown redis:redis /data", "VOLUME /data")
@@ -48,7 +49,7 @@ def _bootstrap() -> None:
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     packages = "python3-pip,python3-venv,python3-dev,ca-certificates"
     with tempfile.TemporaryDirectory() as root:
-        command = ["debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root]
+        command = ["timeout", "600", "debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root]
         if not shutil.which("debootstrap") or subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
             raise NotHere("the look-alikes need debootstrap and a mirror of Debian")
         (Path(root) / str(CERTIFICATES)[1:]).write_bytes(CERTIFICATES.read_bytes())
@@ -63,8 +64,10 @@ def _build(environment: dict[str, str], context: str, tag: str, *lines: str) -> 
     settings = f"ENV PIP_CERT={CERTIFICATES} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_DEFAULT_TIMEOUT=180 LANG=C.UTF-8"
     text = "\n".join(["FROM debian-look-alike", settings, *lines, ""])
     (Path(context) / "Dockerfile").write_text(text)
-    command = ["docker", "build", "--quiet", "--network", "host", "--tag", tag, context]
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    command = ["timeout", "600", "docker", "build", "--network", "host", "--tag", tag, context]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:  # whatever the reason is: nothing of ours is in it yet
+        raise NotHere(f"no look-alike of {tag}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def _same_disk(one: Path, other: Path) -> bool:
