@@ -52,6 +52,12 @@ def environment(device: str) -> dict[str, str]:
     return variables | ({"SGLANG_USE_CPU_ENGINE": "1"} if device == "cpu" else {})
 
 
+def gpus_of(engines: Mapping[str, Any], number: int) -> list[int]:
+    """Of the server `number`, from 0 on; engines: a run's section."""
+    tp = engines["tp"]
+    return engines["gpus"][number * tp : (number + 1) * tp]
+
+
 def main() -> None:
     """Become the server of a run whose version 0 is made, and whose settings are resolved therefore; if engines.count
     says so, all of its servers, on one port after another. --healthy: tell by the exit code whether all answer."""
@@ -74,8 +80,7 @@ def main() -> None:
     os.environ.update(environment(engines["device"]), OMP_NUM_THREADS=str(engines["threads"]), HF_HUB_OFFLINE="1")
     model = settings["model"].get("path") or str(folder / "model")
     commands = [argv("python3", settings, model, "0.0.0.0", port, api_key=_api_key()) for port in ports]
-    tp = engines["tp"]
-    gpus = [engines["gpus"][number * tp : (number + 1) * tp] for number in range(len(ports))]
+    gpus = [gpus_of(engines, number) for number in range(len(ports))]
     if len(commands) > 1:
         sys.exit(_serve(commands, gpus))
     os.environ.update(_visible(gpus[0]))

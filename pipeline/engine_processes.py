@@ -52,7 +52,7 @@ def engine_processes(config: Config, role: str = "engine", model: Path | None = 
 
 def _engine(config: Config, python: Path, name: str, number: int, port: int, model: Path) -> EngineProcess:
     settings, key = config.model_dump(mode="json"), secret(API_KEY)
-    gpus = config.engines.gpus[number * config.engines.tp : (number + 1) * config.engines.tp]
+    gpus = engine_command.gpus_of(settings["engines"], number)
     argv = engine_command.argv(str(python), settings, str(model), "127.0.0.1", port, config.run.seed + number, key)
     variables = environment(config.engines.threads, gpus) | engine_command.environment(config.engines.device)
     program = Program(
