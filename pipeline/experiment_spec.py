@@ -132,6 +132,10 @@ def _start(spec: Spec, overrides: Sequence[str]) -> Config:
 
 
 def _trials(spec: Spec, start: Config, path: Path) -> Iterator[Trial]:
+    for method, of_method in spec.methods.items():
+        _check(f"{path}: methods.{method}", of_method, start)
+    for setting, of_setting in spec.settings.items():
+        _check(f"{path}: settings.{setting}", of_setting, start)
     for seed in spec.seeds:
         for setting, of_setting in spec.settings.items():
             for method, of_method in spec.methods.items():
@@ -141,8 +145,6 @@ def _trials(spec: Spec, start: Config, path: Path) -> Iterator[Trial]:
                         f"{path}: {name!r} is no name of a run: expected at most 64 letters, digits, '.', '_' and '-', "
                         f"found {len(name)} characters; change the name of the experiment, the setting or the method"
                     )
-                _check(f"{path}: methods.{method}", of_method, start)
-                _check(f"{path}: settings.{setting}", of_setting, start)
                 if both := dict(flat(of_method)).keys() & dict(flat(of_setting)).keys():
                     raise ConfigError(f"{path}: methods.{method} and settings.{setting} both set {', '.join(both)}")
                 values = _begun(start)
