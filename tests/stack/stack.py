@@ -29,7 +29,7 @@ class Stack:
             "HEADRACE_TRAINER_MEMORY": "8g",
             "HEADRACE_SGLANG_MEMORY": "8g",
         }
-        self.environment |= dict.fromkeys(SECRETS) | {name: secrets.token_hex(16) for name in SECRETS}
+        self.environment |= {name: secrets.token_hex(16) for name in SECRETS}
 
     def __call__(self, *arguments: str, timeout_s: float = 120) -> str:
         """What a `docker …` prints."""
