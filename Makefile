@@ -1,6 +1,7 @@
 # make demo    a rising reward curve on this machine
 # make test    everything that is checked
-# make stack   compose.yaml on a real Docker engine: up, scaled, killed, audited, down (root, docker.io, debootstrap)
+# make stack   compose.yaml on a real Docker engine: up, scaled, killed, audited, restored (root, docker.io, mmdebstrap)
+# make restore FILE=demo.tar   a run's backup into the stack of compose.yaml, while that is down
 # make bench   what the ledger costs, as a table
 #
 # PyTorch's CPU build: by default pip takes what its index offers as `torch`, which on Linux may be a CUDA build of
@@ -16,7 +17,7 @@ RUN ?= demo
 PIP_TORCH = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 export HEADRACE_SGLANG_PYTHON ?= $(abspath $(SGLANG_VENV))/bin/python
 
-.PHONY: demo test stack lint bench setup clean .env
+.PHONY: demo test stack restore lint bench setup clean .env
 
 demo: setup
 	@test -f $(RUN).toml || $(VENV)/bin/headrace init $(RUN) --recipe demo
@@ -59,6 +60,16 @@ PASSWORDS = $(foreach role,WORKER TRAINER COORDINATOR VIEWER,REDIS_$(role)_PASSW
 	    grep -Eq "^ *(export +)?$$name *= *[^ ]" $@ || \
 	        echo "$$name=$$(od -An -v -N24 -tx1 /dev/urandom | tr -d ' \n')" >> $@; \
 	done
+
+# No user of users.acl may write all keys, so Redis runs without users meanwhile, with nobody else there. Two servers must
+# not write the same volume.
+restore:
+	@test -f "$(FILE)" || { echo "make restore FILE=…: expected a file that headrace backup wrote, not '$(FILE)'"; exit 1; }
+	@test -z "$$(docker compose ps --quiet)" || { echo "the stack is up: docker compose down, then this again"; exit 1; }
+	@docker compose run --detach --rm --use-aliases redis redis-server /etc/headrace/redis.conf > /dev/null
+	@docker compose run --rm --no-deps --env REDIS_PASSWORD_FILE= --volume "$(abspath $(FILE)):/backup.tar:ro" \
+	    coordinator restore /backup.tar --folder /runs --redis redis://redis:6379/0; \
+	    code=$$?; docker compose down && exit $$code
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV)

@@ -66,6 +66,7 @@ class Coordinator(TrainerCalls):
     ):
         super().__init__(client, run, clock)
         self._random = random.Random(seed)
+        self._drawn: str | None = None  # for the next reservation
         self._reserved: dict[str, tuple[str, str, int]] = {}  # entry of this client -> worker, prompt, version
         self._settings: dict[str, str] = {}
 
@@ -124,17 +125,19 @@ class Coordinator(TrainerCalls):
         """Admit one entry for this worker incarnation on this engine. The same entry id again gets the same answer."""
         entry = entry or uuid.uuid4().hex
         try:
-            args = (entry, worker, engine, self._exponential())
+            # a refusal uses nothing up: what follows does not depend on how often a worker was refused
+            self._drawn = self._drawn or self._exponential()
+            args = (entry, worker, engine, self._drawn)
             code, answer = self._ledger.run("reserve", *args, extra=(keys.entry(self.run, entry),))
         except OutOfMemoryError:
             return Refused("MEMORY")
         if code != "OK":
             return Refused(code)
-        prompt, payload, version, deadline, event, value, attempt = answer
-        self._reserved[entry] = (worker, text(prompt), int(version))
-        return Reservation(
-            entry, text(prompt), payload, int(version), int(deadline), int(event), float(value), int(attempt)
-        )
+        self._drawn = None
+        prompt, payload, value = text(answer[0]), answer[1], float(answer[6])
+        visit, version, deadline, event, attempt = (int(answer[i]) for i in (2, 3, 4, 5, 7))
+        self._reserved[entry] = (worker, prompt, version)
+        return Reservation(entry, prompt, payload, version, deadline, event, value, attempt, visit)
 
     def occupy(self, entry: str, trajectories: list[Trajectory]) -> Placed | Surplus | Filtered | Refused:
         """Hand in the finished trajectories of an entry. Raises BadTrajectory; the entry stays RESERVED then."""

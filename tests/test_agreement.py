@@ -226,7 +226,8 @@ def test_an_episode_that_is_interrupted_twice_has_segments_of_three_versions_eac
             slow_down(admin.url, 0.2)
             time_limit = TimeLimit(60)
             with Continuation("e", "e0", routes, chat, [], time_limit, counts) as generator:
-                episode = asyncio.create_task(Episode(reservation, make(), generator, chat, config, time_limit).play())
+                episode = Episode(reservation, make(), generator, chat, config, time_limit, seed=0)
+                playing = asyncio.create_task(episode.play())
                 for version in (1, 2):
                     while not await asyncio.to_thread(running, admin.url):
                         await asyncio.sleep(0.02)
@@ -234,7 +235,7 @@ def test_an_episode_that_is_interrupted_twice_has_segments_of_three_versions_eac
                     await asyncio.to_thread(bring, c, version)
                     await routes.refresh()
                 slow_down(admin.url, None)
-                return await episode
+                return await playing
 
     try:
         with redis.Redis.from_url(redis_url) as client:

@@ -6,10 +6,12 @@
 What is peeked is a guess: only what Consume answers is trained on, and what differs is fetched then. Peek changes
 nothing, so whoever dies here has taken nothing. Each rank has its own thread, and the thread its own connection (the
 client's pool gives one to each).
+
+The batch is in an order that chance has no part in; in the ledger it is that of finishing.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import redis
@@ -21,6 +23,8 @@ from trainer.update import Prepared
 
 LOOK_S = 0.1  # between two peeks
 
+Fetched = dict[Ref, Trajectory]
+
 
 class Prefetch:
     """`prepare`: Updater.prepare. Ends its thread when it is left as a context."""
@@ -29,7 +33,7 @@ class Prefetch:
         self._ledger, self._prepare = ledger, prepare
         self._thread = ThreadPoolExecutor(1, "prefetch")
         self._over = threading.Event()
-        self._found: Future[tuple[tuple[Ref, ...], Prepared] | None] = Future()
+        self._found: Future[tuple[Fetched, Prepared] | None] = Future()
         self._found.set_result(None)
 
     def look_for(self, version: int) -> None:
@@ -41,23 +45,28 @@ class Prefetch:
     def take(self, refs: Sequence[Ref]) -> Prepared:
         """The batch that Consume has answered with. May be called again after an error; raises what `fetch` raises."""
         self._over.set()  # what is fetched already is waited for
-        found, prepared = self._found.result() or ((), None)
-        if found == refs:
+        found, prepared = self._found.result() or ({}, None)
+        if found.keys() == set(refs):
             return prepared
-        known = dict(zip(found, prepared.trajectories if prepared else (), strict=True))
-        missing = [ref for ref in refs if ref not in known]
-        known |= zip(missing, self._ledger.fetch(missing), strict=True)
-        return self._prepare([known[ref] for ref in refs])
+        found = found | self._fetch([ref for ref in refs if ref not in found])
+        return self._in_order([found[ref] for ref in refs])
 
-    def _look(self, version: int, over: threading.Event) -> tuple[tuple[Ref, ...], Prepared] | None:
+    def _look(self, version: int, over: threading.Event) -> tuple[Fetched, Prepared] | None:
         try:
             while not over.is_set():
                 if refs := self._ledger.peek(version):
-                    return refs, self._prepare(self._ledger.fetch(refs))
+                    found = self._fetch(refs)
+                    return found, self._in_order(found.values())
                 over.wait(LOOK_S)
         except (HeadraceError, redis.RedisError):
             pass  # the trainer's own calls meet it too, and know what to do
         return None
+
+    def _fetch(self, refs: Sequence[Ref]) -> Fetched:
+        return dict(zip(refs, self._ledger.fetch(refs), strict=True))
+
+    def _in_order(self, trajectories: Iterable[Trajectory]) -> Prepared:
+        return self._prepare(sorted(trajectories, key=lambda t: (t.version, t.prompt_id, t.entry, t.member)))
 
     def __enter__(self) -> "Prefetch":
         return self

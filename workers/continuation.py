@@ -51,11 +51,11 @@ class Continuation:
     def __exit__(self, *raised) -> None:
         self.routes.in_flight[self.engine] -= 1
 
-    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0) -> Reply:
+    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0, seed: int = 0) -> Reply:
         """As Engine.generate; finish_reason is "truncated" if `truncate` was called. Raises NoEngine, EngineError."""
         kept = _Kept()
         try:
-            return await self._generate(kept, tokens, max_tokens, at_least)
+            return await self._generate(kept, tokens, max_tokens, at_least, seed)
         except asyncio.CancelledError:
             if not self.truncated:
                 raise
@@ -71,14 +71,14 @@ class Continuation:
         await engine.abort(rid)
         return True
 
-    async def _generate(self, kept: "_Kept", tokens: list[int], max_tokens: int, at_least: int) -> Reply:
+    async def _generate(self, kept: "_Kept", tokens: list[int], max_tokens: int, at_least: int, seed: int) -> Reply:
         pause = 0.0
         while True:
             engine = await self._choose(at_least)
             self._request = engine, new_rid()
             try:
                 reply = await engine.generate(
-                    tokens + kept.tokens, max_tokens - len(kept.tokens), at_least, self._request[1]
+                    tokens + kept.tokens, max_tokens - len(kept.tokens), at_least, seed, self._request[1]
                 )
                 finish = reply.finish_reason
             except EngineAborted as aborted:

@@ -130,15 +130,17 @@ class Engine:
         self._http, self._sampling, self._published = http, sampling, published
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
 
-    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0, rid: str | None = None) -> Reply:
+    async def generate(
+        self, tokens: list[int], max_tokens: int, at_least: int = 0, seed: int = 0, rid: str | None = None
+    ) -> Reply:
         """Continue `tokens` by at most `max_tokens`, under a version >= `at_least`. Raises EngineError.
 
-        rid: what `abort` knows the request by, from `new_rid`.
+        seed: the episode's; rid: what `abort` knows the request by, from `new_rid`.
         """
         rid = rid or new_rid()
         request = {
             "input_ids": tokens,
-            "sampling_params": self._sampling | {"max_new_tokens": max_tokens},
+            "sampling_params": self._sampling | {"max_new_tokens": max_tokens, "sampling_seed": seed},
             "return_logprob": True,
             "rid": rid,
         }

@@ -25,7 +25,6 @@ import json
 import logging
 import time
 import traceback
-import zlib
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from typing import Protocol
@@ -34,6 +33,7 @@ from pipeline import config, game_folders
 from pipeline.errors import Coded
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Trajectory
+from workers import seeds
 from workers.chat import Chat
 from workers.engine import Reply
 from workers.environments import Environment, Turn
@@ -53,7 +53,7 @@ class EpisodeFailed(Coded):
 class Generator(Protocol):
     """Engines, one after the other (Continuation), or the script that stands in for them in the cold start's traces."""
 
-    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0) -> Reply: ...
+    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0, seed: int = 0) -> Reply: ...
 
 
 async def play(
@@ -64,11 +64,12 @@ async def play(
     Raises EpisodeFailed, EngineError.
     """
     time_limit = TimeLimit(settings.environment.episode_timeout_s)
-    return await Episode(reservation, environment, engine, chat, settings, time_limit).play()
+    seed = seeds.of_replies(settings.run.seed, reservation)
+    return await Episode(reservation, environment, engine, chat, settings, time_limit, seed).play()
 
 
 class Episode:
-    """time_limit: of environment.episode_timeout_s."""
+    """time_limit: of environment.episode_timeout_s; seed: of its replies."""
 
     def __init__(
         self,
@@ -78,10 +79,12 @@ class Episode:
         chat: Chat,
         settings: config.Config,
         time_limit: TimeLimit,
+        seed: int,
     ):
         self.reservation, self.environment, self.engine, self.chat = reservation, environment, engine, chat
         self.limits, self.rollout, self.time_limit = settings.environment, settings.rollout, time_limit
-        self.folder = settings.data.path
+        self.folder, self.seed = settings.data.path, seed
+        self.environment_seed = seeds.of_environment(settings.run.seed, reservation)
         self.transcript = Transcript()
         self.seconds = Counter(generate=0.0, environment=0.0)
         self._truncated = False
@@ -151,8 +154,7 @@ class Episode:
 
     async def _reset(self) -> Turn:
         problem = game_folders.located(json.loads(self.reservation.payload), self.folder)
-        seed = zlib.crc32(self.reservation.entry.encode())
-        return await self._within("setup", "reset", self.environment.reset(problem, seed))
+        return await self._within("setup", "reset", self.environment.reset(problem, self.environment_seed))
 
     async def _step(self, text: str) -> Turn:
         turn = await self._within("step", "step", self.environment.step(text))
@@ -181,7 +183,7 @@ class Episode:
         # A copy: what was sent must not change when it is sent again.
         with self._timed("generate"):
             reply = await self.engine.generate(
-                tokens[:], min(self.rollout.max_tokens, room), at_least=self.reservation.version
+                tokens[:], min(self.rollout.max_tokens, room), at_least=self.reservation.version, seed=self.seed
             )
         self.transcript.add(reply)
         return reply

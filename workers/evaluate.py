@@ -71,11 +71,11 @@ class Scorer:
         Raises EvaluationFailed.
         """
         outcomes: list[list[float]] = [[] for _ in problems]
-        jobs = (index for index in range(len(problems)) for _ in range(n))
+        jobs = ((index, number) for index in range(len(problems)) for number in range(n))
 
         async def player() -> None:
-            for index in jobs:  # one iterator, shared by all players
-                outcomes[index].append(await self.outcome(problems[index]))
+            for index, number in jobs:  # one iterator, shared by all players
+                outcomes[index].append(await self.outcome(problems[index], number))
                 if len(outcomes[index]) == n:
                     scored(problems[index], outcomes[index])
 
@@ -87,10 +87,10 @@ class Scorer:
             raise group.exceptions[0] from None
         return outcomes
 
-    async def outcome(self, problem: Problem) -> float:
-        """One episode's outcome, in [0, 1]; a failure is no outcome: it is tried again."""
+    async def outcome(self, problem: Problem, number: int) -> float:
+        """One episode's outcome, in [0, 1]; a failure is no outcome: it is tried again. number: of the problem's n."""
         for attempt in range(ATTEMPTS):
-            r = Reservation.outside_ledger(problem, uuid.uuid4().hex, self.version or 0, attempt + 1)
+            r = Reservation.outside_ledger(problem, uuid.uuid4().hex, self.version or 0, attempt + 1, number)
             try:
                 trajectory = await play(r, self.make_environment(), self.next_engine(), self.chat, self.settings)
             except (EngineError, EpisodeFailed) as error:

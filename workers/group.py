@@ -4,8 +4,8 @@
     member ─ play ─ failed ─ play ▶ Trajectory 1 ┴▶ [N trajectories]     a failure is played again alone,
     member ─ play ──────── cancelled, at the engine too                  RETRIES times; its siblings go on
 
-N = group_size, N' = group_launch. Members are numbered in the order in which they finish. The engine that a member is
-on may die or change its weights meanwhile: continuation.py.
+N = group_size, N' = group_launch. Those handed in are numbered in the order in which they began. The engine that a
+member is on may die or change its weights meanwhile: continuation.py.
 """
 
 import asyncio
@@ -13,11 +13,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 
 from pipeline import config
 from pipeline.errors import HeadraceError
 from pipeline.ledger_types import Reservation
 from pipeline.trajectory import Trajectory
+from workers import seeds
 from workers.chat import Chat
 from workers.continuation import Continuation
 from workers.engine import EngineError
@@ -59,12 +61,12 @@ class Group:
         self.shared, self.reservation, self.engine = shared, reservation, engine
         self.truncated = False
         self._playing: set[tuple[Continuation, Episode]] = set()
-        self._finished: list[Trajectory] = []
+        self._finished: list[tuple[int, Trajectory]] = []  # with the member's place among those that began
 
     async def play(self) -> list[Trajectory]:
         """The first group_size that finish. Raises the last failure when fewer than that can."""
         size = self.shared.size
-        tasks = [asyncio.create_task(self._member()) for _ in range(self.shared.launch)]
+        tasks = [asyncio.create_task(self._member(number)) for number in range(self.shared.launch)]
         running, failure = set(tasks), None
         try:
             while len(self._finished) < size:
@@ -80,7 +82,8 @@ class Group:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self.shared.counts["stopped"] += len(running)
-        return [replace(t, member=number) for number, t in enumerate(self._finished[:size])]
+        first = sorted(self._finished[:size], key=itemgetter(0))
+        return [replace(t, member=number) for number, (_, t) in enumerate(first)]
 
     async def truncate(self) -> None:
         """All members that still play end now, with what they have."""
@@ -90,12 +93,12 @@ class Group:
         for (_, episode), is_generating in zip(playing, generating, strict=True):
             episode.truncate(is_generating)
 
-    async def _member(self) -> None:
+    async def _member(self, number: int) -> None:
         """Play one to its end, again if it fails. Raises EpisodeFailed, EngineError, NoEngine."""
         counts = self.shared.counts
         for attempt in range(1 + RETRIES):
             try:
-                self._finished.append(await self._play())
+                self._finished.append((number, await self._play(number, attempt)))
                 return
             except (EpisodeFailed, EngineError) as error:
                 counts["failures"] += 1
@@ -107,12 +110,13 @@ class Group:
                     raise
             await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
 
-    async def _play(self) -> Trajectory:
+    async def _play(self, number: int, attempt: int) -> Trajectory:
         shared, r = self.shared, self.reservation
+        seed = seeds.of_replies(shared.settings.run.seed, r, number, attempt)
         limit = TimeLimit(shared.settings.environment.episode_timeout_s)
         stops = shared.settings.rollout.stop
         with Continuation(r.entry, self.engine, shared.routes, shared.chat, stops, limit, shared.counts) as generator:
-            episode = Episode(r, shared.make_environment(), generator, shared.chat, shared.settings, limit)
+            episode = Episode(r, shared.make_environment(), generator, shared.chat, shared.settings, limit, seed)
             self._playing.add((generator, episode))
             try:
                 return await episode.play()

@@ -51,7 +51,7 @@ class Script:
     def __init__(self, environment: Environment, chat: Chat):
         self.environment, self.chat = environment, chat
 
-    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0) -> Reply:
+    async def generate(self, tokens: list[int], max_tokens: int, at_least: int = 0, seed: int = 0) -> Reply:
         text = self.environment.demonstrate()
         if text is None:
             raise NoDemonstration("ENVIRONMENT", f"{type(self.environment).__name__}.demonstrate: none for this turn")

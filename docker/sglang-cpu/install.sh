@@ -7,5 +7,5 @@ shift
 "$folder/bin/pip" install --quiet --disable-pip-version-check "$@" -r "$here/requirements.txt"
 "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 torchvision==0.28.0
 packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-cp -r "$here/sgl_kernel" "$here/sglang_cpu_shim.py" "$here/sglang_cpu_shim.pth" "$packages/"
+cp -r "$here/sgl_kernel" "$here"/sglang_cpu_* "$packages/"
 "$folder/bin/python" -c 'import sglang, sgl_kernel, torchvision' # fails here, with a reason, rather than at the first run

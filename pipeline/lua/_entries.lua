@@ -1,8 +1,8 @@
 -- An entry leaves: given back, cancelled, or no longer needed; and what follows from it for all others.
 --
--- hr:{run}:entry:<id>  state prompt version deadline event value worker engine attempt reserved_ms exponential (of the
---                      prompt's return); later truncate_ms, or ids buffer finished_ms, placed (the first buffer, if it was
---                      moved), consumed_ms; of a tombstone also reason
+-- hr:{run}:entry:<id>  state prompt visit version deadline event value worker engine attempt reserved_ms exponential
+--                      (of the prompt's return); later truncate_ms, or ids buffer finished_ms, placed (the first buffer,
+--                      if it was moved), consumed_ms; of a tombstone also reason
 -- EMPTY -> RESERVED -> OCCUPIED -> CONSUMED; RELEASED, SURPLUS and FILTERED are tombstones, kept for an hour.
 local TOMBSTONE_S = 3600
 

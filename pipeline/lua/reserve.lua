@@ -5,7 +5,8 @@
 -- worker's is GONE.
 -- KEYS  [7] the entry; builds prompt:<drawn>, engine:<name>, worker:<incarnation>, buffer:<window>
 -- ARGV  [5] entry, worker, engine, Exp(1) for the prompt's return
--- returns OK, prompt, payload, version, deadline, event, value, attempt | ENGINE STALE PAUSED MEMORY FULL NO_PROMPT | GONE
+-- returns OK, prompt, payload, visit, version, deadline, event, value, attempt
+--         | ENGINE STALE PAUSED MEMORY FULL NO_PROMPT | GONE
 local found = redis.call('HMGET', RUN, 'rules', 'joined', 'version', 'head', 'window', 'clock', 'reservations',
   'paused', 'stopped')
 -- include: _run _check
@@ -15,10 +16,10 @@ local key, worker_key, prompt_key = KEYS[FIXED + 1], RUN .. ':worker:' .. worker
 
 local state = redis.call('HGET', key, 'state')
 if state then
-  local e = redis.call('HMGET', key, 'prompt', 'version', 'deadline', 'event', 'value', 'attempt', 'worker')
+  local e = redis.call('HMGET', key, 'prompt', 'visit', 'version', 'deadline', 'event', 'value', 'attempt', 'worker')
   local lives = state == 'RESERVED' or state == 'OCCUPIED' or state == 'CONSUMED'
-  if not lives or e[7] ~= worker then return reply('GONE') end
-  return reply('OK', e[1], redis.call('HGET', prompt_key .. e[1], 'payload'), unpack(e, 2, 6))
+  if not lives or e[8] ~= worker then return reply('GONE') end
+  return reply('OK', e[1], redis.call('HGET', prompt_key .. e[1], 'payload'), unpack(e, 2, 7))
 end
 
 local e = redis.call('HMGET', RUN .. ':engine:' .. engine, 'state', 'version', 'event')
@@ -52,10 +53,11 @@ local drawn = redis.call('ZPOPMIN', PROMPTS)
 if not drawn[1] then return reply('NO_PROMPT') end
 
 local prompt = drawn[1]
-local p = redis.call('HMGET', prompt_key .. prompt, 'value', 'attempts', 'lost', 'payload')
+local p = redis.call('HMGET', prompt_key .. prompt, 'value', 'attempts', 'lost', 'payload', 'visits')
 local attempt = p[2] + p[3] + 1
-redis.call('HSET', key, 'state', 'RESERVED', 'prompt', prompt, 'version', version, 'deadline', deadline, 'event', event,
-  'value', p[1], 'worker', worker, 'engine', engine, 'attempt', attempt, 'reserved_ms', now, 'exponential', exponential)
+redis.call('HSET', key, 'state', 'RESERVED', 'prompt', prompt, 'visit', p[5], 'version', version, 'deadline', deadline,
+  'event', event, 'value', p[1], 'worker', worker, 'engine', engine, 'attempt', attempt, 'reserved_ms', now,
+  'exponential', exponential)
 redis.call('ZADD', RESERVED, deadline * SHIFT + reservations, entry)
 redis.call('ZADD', worker_key .. ':entries', now, entry)
 if (w[2] or 0) + 0 < now + run.lease_ms / 2 then -- a lease is prolonged when half of it is over
@@ -74,4 +76,4 @@ redis.call('HSET', RUN, 'window', window, 'reservations', reservations,
   'clock', drawn[2] + 0 > run.clock and drawn[2] or found[6])
 record('reserved', 'entry', entry, 'prompt', prompt, 'worker', worker, 'engine', engine, 'version', version,
   'deadline', deadline, 'value', p[1])
-return reply('OK', prompt, p[4], version, deadline, event, p[1], attempt)
+return reply('OK', prompt, p[4], p[5], version, deadline, event, p[1], attempt)

@@ -9,12 +9,13 @@ from scipy.stats import chisquare
 from advantage import sampling_weight
 from pipeline import keys
 from pipeline.coordinator import Refused
+from tests.fixtures_ledger import Driver
 
 
 def test_the_answer_names_the_worst_case_buffer_and_carries_the_prompt(new_run):
     d = new_run(max_staleness=2)
     r = d.reserve()
-    assert (r.version, r.deadline, r.event, r.value, r.attempt) == (0, 2, 0, 0.5, 1)
+    assert (r.version, r.deadline, r.event, r.value, r.attempt, r.visit) == (0, 2, 0, 0.5, 1, 0)
     assert r.payload == b"question %d" % int(r.prompt[1:])
     assert d.entry(r.entry)["state"] == "RESERVED"
     assert d.c.status()["prompts"] == {"idle": 19, "in flight": 1, "quarantined": 0}
@@ -170,6 +171,37 @@ def test_shuffle_draws_every_prompt_once_an_epoch_and_in_another_order_each_time
         epochs.append(order)
     assert all(len(set(order)) == 12 for order in epochs)
     assert len({tuple(order) for order in epochs}) == 3
+
+
+def test_a_visit_is_numbered_and_what_ended_otherwise_is_none(new_run):
+    d = new_run(prompts=1, batch_size=1, max_staleness=0)
+    d.c.release(d.reserve().entry, "cancelled")
+    visits = []
+    for _ in range(3):
+        r = d.reserve()
+        visits.append(r.visit)
+        assert d.reserve(entry=r.entry).visit == r.visit
+        d.finish(r)
+        d.c.consume("t0-a", d.head)
+        d.publish()
+    assert visits == [0, 1, 2]
+
+
+def test_what_is_drawn_does_not_depend_on_how_often_a_worker_was_refused(client, run):
+    def prompts(name, refusals):
+        d = Driver(client, name, prompts=6, batch_size=2, max_staleness=0, sampler="shuffle")
+        drawn = []
+        for _ in range(9):
+            for r in d.reserve_all():  # which ends with a refusal
+                drawn.append(r.prompt)
+                d.finish(r)
+            for _ in range(refusals):
+                assert d.reserve() == Refused("FULL")
+            d.c.consume("t0-a", d.head)
+            d.publish()
+        return drawn
+
+    assert prompts(f"{run}-patient", 0) == prompts(f"{run}-impatient", 3)
 
 
 def test_draws_are_proportional_to_the_weights(new_run, names, client):

@@ -1,7 +1,7 @@
 """Look-alikes of the official images, made of Debian's packages, for a machine that no image hub answers.
 
-    debootstrap ─▶ debian ─▶ python:3.11-slim-bookworm      as the Dockerfiles name it
-                        └──▶ redis:7.2.11-bookworm          as compose.yaml does; Debian's own 7.0
+    mmdebstrap ─▶ debian ─▶ python:3.11-slim-bookworm      as the Dockerfiles name it
+                       └──▶ redis:7.2.11-bookworm          as compose.yaml does; Debian's own 7.0
 
 They show that Dockerfiles, wiring, permissions, health and restarts are right, not what the official images contain.
 The machine's certificates and local folders of wheels are copied in, since a build knows nothing of the host's pip.
@@ -18,13 +18,13 @@ from tests.stack.engine import NotHere
 
 ROOT = Path(__file__).parent.parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace" / "debian-bookworm.tar"
+MIRROR = "http://deb.debian.org/debian"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
-def make_bases(environment: dict[str, str]) -> None:
-    """Both images, in the engine that `environment` names. Raises NotHere, also if a build reaches no package index."""
+def make_python(environment: dict[str, str]) -> None:
+    """In the engine that `environment` names. Raises NotHere, also if a build reaches no package index."""
     python = _named(ROOT / "docker" / "headrace" / "Dockerfile", r"^FROM (python:\S+)")
-    redis = _named(ROOT / "compose.yaml", r"image: (redis:\S+)")
     if not CACHE.exists():
         _bootstrap()
     subprocess.run(["docker", "import", CACHE, "debian-look-alike"], env=environment, check=True, capture_output=True)
@@ -36,6 +36,11 @@ def make_bases(environment: dict[str, str]) -> None:
                 os.link(wheel, wheels / wheel.name) if _same_disk(wheel, wheels) else _copy(wheel, wheels)
         reached = "RUN pip download --quiet --no-deps --no-cache-dir --dest /tmp/reached click && rm -r /tmp/reached"
         _build(environment, context, python, "COPY wheels /opt/wheels", "ENV PIP_FIND_LINKS=/opt/wheels", reached)
+
+
+def make_redis(environment: dict[str, str]) -> None:
+    """Upon what `make_python` made. Raises NotHere."""
+    redis = _named(ROOT / "compose.yaml", r"image: (redis:\S+)")
     with tempfile.TemporaryDirectory() as context:
         install = "RUN apt-get update && apt-get install -y --no-install-recommends redis-server redis-tools"
         _build(environment, context, redis, install, "WORKDIR /data", "RUN chown redis:redis /data", "VOLUME /data")
@@ -46,18 +51,29 @@ def _named(path: Path, pattern: str) -> str:
 
 
 def _bootstrap() -> None:
+    if not shutil.which("mmdebstrap"):
+        raise NotHere("the look-alikes need mmdebstrap")
     CACHE.parent.mkdir(parents=True, exist_ok=True)
-    packages = "python3-pip,python3-venv,python3-dev,ca-certificates"
-    with tempfile.TemporaryDirectory() as root:
-        command = ["timeout", "600", "debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root]
-        if not shutil.which("debootstrap") or subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-            raise NotHere("the look-alikes need debootstrap and a mirror of Debian")
-        (Path(root) / str(CERTIFICATES)[1:]).write_bytes(CERTIFICATES.read_bytes())
-        (Path(root) / "usr/local/bin/python").symlink_to("/usr/bin/python3")
-        (Path(root) / "usr/lib/python3.11/EXTERNALLY-MANAGED").unlink(missing_ok=True)
-        draft = CACHE.with_suffix(".new")
-        subprocess.run(["tar", "-C", root, "-cf", draft, "."], check=True)
-        draft.rename(CACHE)
+    draft = CACHE.with_suffix(".new")
+    command = ["timeout", "600", "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--format=tar"]
+    command += ["--include=python3-pip,python3-venv,python3-dev,ca-certificates"]
+    for hook in (
+        f'cp {CERTIFICATES} "$1{CERTIFICATES}"',
+        'ln -s /usr/bin/python3 "$1/usr/local/bin/python"',
+        'rm -f "$1/usr/lib/python3.11/EXTERNALLY-MANAGED"',
+    ):
+        command += ["--customize-hook", hook]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)  # dpkg waits for the disk after each file
+        try:
+            done = subprocess.run(
+                [*command, "bookworm", draft, MIRROR], env=os.environ | {"TMPDIR": folder}, capture_output=True, text=True
+            )
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+    if done.returncode:
+        raise NotHere(f"no mirror of Debian gives the look-alikes: {done.stderr[-2000:]}")
+    draft.rename(CACHE)
 
 
 def _build(environment: dict[str, str], context: str, tag: str, *lines: str) -> None:

@@ -55,11 +55,28 @@ def entries(batch):
     return [t.entry for t in batch.trajectories]
 
 
+def in_order(driver, refs):
+    """Of one version."""
+    return sorted((ref.entry for ref in refs), key=lambda entry: driver.entry(entry)["prompt"])
+
+
+def test_who_finished_first_has_no_part_in_the_order_of_a_batch(client, run):
+    def prompts(name, turn):
+        driver = Driver(client, name, batch_size=BATCH, max_staleness=0)
+        for r in turn(driver.reserve_all()):
+            driver.finish(r)
+        with Prefetch(driver.c, prepare) as prefetch:
+            return [t.prompt_id for t in prefetch.take(driver.c.consume(TRAINER, 0).refs).trajectories]
+
+    found = prompts(f"{run}-forth", list)
+    assert found == prompts(f"{run}-back", reversed) and len(set(found)) == BATCH
+
+
 def test_what_was_peeked_and_is_consumed_is_fetched_once_in_a_thread(filled, ledger, prefetch):
     prefetch.look_for(0)
     wait_until(lambda: ledger.fetched)
     refs = ledger.consume(TRAINER, 0).refs
-    assert entries(prefetch.take(refs)) == [ref.entry for ref in refs]
+    assert entries(prefetch.take(refs)) == in_order(filled, refs)
     assert ledger.fetched == [("prefetch", refs)]
 
 
@@ -79,7 +96,7 @@ def test_of_another_batch_than_was_peeked_only_what_differs_is_fetched(filled, l
     wait_until(lambda: ledger.fetched)
     consumed = (others[0], *reversed(peeked[1:]))
     taken = prefetch.take(consumed)
-    assert entries(taken) == [ref.entry for ref in consumed]
+    assert entries(taken) == in_order(filled, consumed)
     assert ledger.fetched[1:] == [("MainThread", (others[0],))]
 
 
@@ -98,9 +115,9 @@ def test_a_buffer_that_is_not_ready_yet_is_found_once_it_is(client, run, ledger)
 
 def test_a_batch_that_nobody_looked_for_or_found_is_fetched_when_it_is_taken(filled, ledger, prefetch):
     refs = ledger.consume(TRAINER, 0).refs
-    assert entries(prefetch.take(refs)) == [ref.entry for ref in refs]
+    assert entries(prefetch.take(refs)) == in_order(filled, refs)
     prefetch.look_for(7)  # never READY
-    assert entries(prefetch.take(refs)) == [ref.entry for ref in refs]
+    assert entries(prefetch.take(refs)) == in_order(filled, refs)
     assert [who for who, _ in ledger.fetched] == ["MainThread"] * 2
 
 
@@ -129,7 +146,7 @@ def test_what_goes_wrong_in_the_thread_goes_wrong_in_the_trainers_own_call_or_no
         prefetch.take(refs)
     with pytest.raises(redis.ConnectionError):
         prefetch.take(refs)
-    assert entries(prefetch.take(refs)) == [ref.entry for ref in refs]
+    assert entries(prefetch.take(refs)) == in_order(filled, refs)
 
 
 def test_a_defect_in_the_thread_is_not_hidden(filled, ledger):

@@ -15,7 +15,7 @@ class Scripted:
         self.chat, self.replies, self.version = chat, list(replies), version
         self.prompts: list[list[int]] = []
 
-    async def generate(self, tokens, max_tokens, at_least=0):
+    async def generate(self, tokens, max_tokens, at_least=0, seed=0):
         self.prompts.append(list(tokens))
         text = self.replies.pop(0)
         finish = {"…": "length", "|": "stop_string"}.get(text[-1:], "stop")

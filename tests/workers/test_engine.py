@@ -82,7 +82,7 @@ def test_a_request_that_is_aborted_by_its_id_gives_back_what_it_has(sglang, serv
         async with connections() as http:
             parameters = sampling(Rollout(), STOP) | {"stop_token_ids": [], "ignore_eos": True}
             engine, rid = Engine("e0", sglang.url, http, parameters, published, 60), new_rid()
-            task = asyncio.create_task(engine.generate([10, 11], 900, 0, rid))
+            task = asyncio.create_task(engine.generate([10, 11], 900, rid=rid))
             await asyncio.sleep(0.5)
             await engine.abort(rid)
             with pytest.raises(EngineAborted) as aborted:
