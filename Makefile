@@ -45,7 +45,7 @@ $(VENV)/.installed: pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(PIP_TORCH) -e '.[all]'
 	@touch $@
 
-$(SGLANG_VENV)/.installed: docker/sglang-cpu/requirements.txt docker/sglang-cpu/install.sh
+$(SGLANG_VENV)/.installed: $(wildcard docker/sglang-cpu/*.* docker/sglang-cpu/*/*)
 	@echo "installing the SGLang server into $(SGLANG_VENV) (about a minute, 2.7 GB)"
 	PYTHON=$(PYTHON) docker/sglang-cpu/install.sh $(SGLANG_VENV) $(PIP_TORCH)
 	@touch $@
@@ -61,15 +61,15 @@ PASSWORDS = $(foreach role,WORKER TRAINER COORDINATOR VIEWER,REDIS_$(role)_PASSW
 	        echo "$$name=$$(od -An -v -N24 -tx1 /dev/urandom | tr -d ' \n')" >> $@; \
 	done
 
-# No user of users.acl may write all keys, so Redis runs without users meanwhile, with nobody else there. Two servers must
-# not write the same volume.
+# no user of docker/users.acl may write all keys: Redis runs without users meanwhile, and two must not write one volume
 restore:
-	@test -f "$(FILE)" || { echo "make restore FILE=…: expected a file that headrace backup wrote, not '$(FILE)'"; exit 1; }
-	@test -z "$$(docker compose ps --quiet)" || { echo "the stack is up: docker compose down, then this again"; exit 1; }
-	@docker compose run --detach --rm --use-aliases redis redis-server /etc/headrace/redis.conf > /dev/null
-	@docker compose run --rm --no-deps --env REDIS_PASSWORD_FILE= --volume "$(abspath $(FILE)):/backup.tar:ro" \
-	    coordinator restore /backup.tar --folder /runs --redis redis://redis:6379/0; \
-	    code=$$?; docker compose down && exit $$code
+	@test -f "$(FILE)" || { echo "FILE=…: expected what headrace backup wrote, found no file '$(FILE)'" >&2; exit 1; }
+	@up=$$(docker compose ps --all --quiet) && test -z "$$up" || { echo "first: docker compose down" >&2; exit 1; }
+	@redis=$$(docker compose run --detach --rm --use-aliases redis redis-server /etc/headrace/redis.conf) || exit 1; \
+	    trap "docker stop $$redis > /dev/null" EXIT; trap "exit 1" INT TERM; \
+	    docker compose run --rm --no-deps --env REDIS_PASSWORD_FILE= --volume "$(abspath $(FILE)):/backup.tar:ro" \
+	        coordinator restore /backup.tar --folder /runs --redis redis://redis:6379/0
+	@echo "in the stack: docker compose up -d"
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV)
