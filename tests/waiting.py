@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 
 
-def wait_for(condition, seconds=30):
-    """What `condition` answers, once it is true; fails after `seconds`."""
+def wait_for(condition, seconds=30, every=0.05):
+    """What `condition` answers, once it is true; it is asked `every` so many seconds. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
+        time.sleep(every)
     return found
 
 

@@ -67,7 +67,10 @@ def _bootstrap() -> None:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)  # dpkg waits for the disk after each file
         try:
             done = subprocess.run(
-                [*command, "bookworm", draft, MIRROR], env=os.environ | {"TMPDIR": folder}, capture_output=True, text=True
+                [*command, "bookworm", draft, MIRROR],
+                env=os.environ | {"TMPDIR": folder},
+                capture_output=True,
+                text=True,
             )
         finally:
             subprocess.run(["umount", "-l", folder], check=True)

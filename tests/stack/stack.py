@@ -14,6 +14,8 @@ from tests.waiting import wait_for
 ROOT = Path(__file__).parent.parent.parent
 SECRETS = [f"REDIS_{role}_PASSWORD" for role in ("WORKER", "TRAINER", "COORDINATOR", "VIEWER")] + ["HEADRACE_API_KEY"]
 
+LOOK_S = 0.5  # a look takes a tenth of a second of one core, which the run needs
+
 
 class Stack:
     """The stack of compose.yaml with its profile cpu, and the run `toml` of this repository's own recipes."""
@@ -42,19 +44,31 @@ class Stack:
     def compose(self, *arguments: str, timeout_s: float = 120) -> str:
         return self("compose", *arguments, timeout_s=timeout_s)
 
-    def headrace(self, command: str) -> str:
+    def headrace(self, *command: str) -> str:
         """A command of headrace in the coordinator's container."""
-        return self.compose("exec", "-T", "coordinator", "sh", "-c", f"headrace {command}")
-
-    def status(self) -> dict:
-        return json.loads(self.headrace(f"status /runs/{self.run} --json"))
+        return self.compose("exec", "-T", "coordinator", "headrace", *command)
 
     def version(self) -> int:
-        return int(self.status()["version"])
+        return self._number("version")
 
     def reservations(self) -> int:
-        look = ("redis-cli", "--user", "viewer", "HGET", f"hr:{{{self.run}}}", "reservations")
+        return self._number("reservations")
+
+    def _number(self, field: str) -> int:
+        """Of hr:{run}, as a viewer sees it."""
+        look = ("redis-cli", "--user", "viewer", "HGET", f"hr:{{{self.run}}}", field)
         return int(self.compose("exec", "-T", "redis", *look))
+
+    def restore(self, backup: Path) -> None:
+        done = subprocess.run(
+            ["make", "restore", f"FILE={backup}"],
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"make restore: {done.stdout[-2000:]}{done.stderr[-4000:]}"
 
     def rewards(self) -> list[float]:
         lines = self.compose("exec", "-T", "coordinator", "cat", f"/runs/{self.run}/metrics.jsonl").splitlines()
@@ -81,7 +95,7 @@ class Stack:
             well = [row["Service"] for row in rows if row["Health"] == "healthy"]
             return all(well.count(service) >= count for service, count in services.items())
 
-        wait_for(healthy, seconds)
+        wait_for(healthy, seconds, every=LOOK_S)
 
     def image(self, service: str) -> str:
         return json.loads(self.compose("config", "--format", "json"))["services"][service]["image"]
