@@ -191,7 +191,8 @@ class Engine:
 
     def _generate(self, tokens: list[int], count: int, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any]:
         """What the server says about `tokens`, and that it really continues them by `count`."""
-        sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+        # as most rollouts: SGLang samples a batch in another way, by seed too, once one of its requests has a top_k
+        sampling = {"max_new_tokens": count, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "ignore_eos": True}
         request = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
         reply = self.call("POST", "/generate", request, timeout_s)
         meta = reply.get("meta_info")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def sglang(tiny_model, tmp_path_factory):
     stop_server(server)
 
 
-def start_server(model_path: Path, log: Path, label: str = "base") -> Server:
+def start_server(model_path: Path, log: Path, label: str = "base", arguments: Sequence[str] = ()) -> Server:
     """Start one on a free loopback port and wait until it is healthy; an error shows the end of its log."""
     python = os.environ.get("HEADRACE_SGLANG_PYTHON", ".venv-sglang/bin/python")
     if not Path(python).exists():
@@ -64,6 +65,7 @@ def start_server(model_path: Path, log: Path, label: str = "base") -> Server:
     command += [python, "-m", "sglang.launch_server", "--model-path", str(model_path), "--device", "cpu"]
     command += ["--dtype", "float32", "--host", "127.0.0.1", "--port", str(port), "--max-total-tokens", "16384"]
     command += ["--sleep-on-idle", "--skip-server-warmup", "--disable-overlap-schedule", "--weight-version", label]
+    command += arguments
     environment = _environment() | {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
     with log.open("w") as output:
         process = subprocess.Popen(
