@@ -11,7 +11,7 @@ import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomlkit
 from pydantic import BaseModel, ValidationError
@@ -19,20 +19,15 @@ from pydantic import BaseModel, ValidationError
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 
+Model = TypeVar("Model", bound=BaseModel)
+
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read a run's TOML file and apply `section.key=value` overrides (values in TOML syntax, bare words as strings).
 
     Raises ConfigError with one line per problem: the key's path, what was expected, what was found, the nearest key.
     """
-    try:
-        values = tomllib.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `headrace init NAME --recipe demo` writes one") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; a run's TOML file is expected") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    _, values = read(path, "`headrace init NAME --recipe demo` writes one")
     if "base" in values:
         raise ConfigError(
             f"{path}: holds only what differs from the recipe {values['base']!r}; "
@@ -45,10 +40,28 @@ def of_values(values: dict[str, Any], overrides: Sequence[str], source: Path | s
     """The same of what a TOML file would hold; source: what messages name."""
     for override in overrides:
         _apply(values, override)
+    return validated(Config, values, source)
+
+
+def read(path: Path | str, hint: str) -> tuple[str, dict[str, Any]]:
+    """A TOML file's text, and what it holds; hint: where there is none, how to come by one. Raises ConfigError."""
     try:
-        return Config.model_validate(values)
+        text = Path(path).read_text()
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; {hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def validated(model: type[Model], values: dict[str, Any], source: Path | str) -> Model:
+    """Raises ConfigError, as `load` does."""
+    try:
+        return model.model_validate(values)
     except ValidationError as error:
-        lines = [line for e in error.errors() for line in _describe(e).splitlines()]
+        lines = [line for e in error.errors() for line in _describe(e, model).splitlines()]
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from None
 
 
@@ -73,10 +86,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
     values[key] = value
 
 
-def _describe(error: Any) -> str:
+def _describe(error: Any, of: type[BaseModel]) -> str:
     place = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        known = _fields_at(error["loc"][:-1])
+        known = _fields_at(of, error["loc"][:-1])
         near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
         return f"{place}: unknown key; {hint}"
@@ -88,8 +101,7 @@ def _describe(error: Any) -> str:
     return f"{place}: {message[0].lower()}{message[1:]}, found {error['input']!r}"
 
 
-def _fields_at(location: tuple) -> list[str]:
-    model: Any = Config
+def _fields_at(model: Any, location: tuple) -> list[str]:
     for part in location:
         annotation: Any = model.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]

@@ -21,13 +21,12 @@ episodes are played is the same for all, and so is what they may spend: a method
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from pipeline import config_file, recipe_files
 from pipeline.config import Config, flat
@@ -103,16 +102,8 @@ class Experiment:
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """The experiment of a file; `section.key=value` overrides are of all its runs. Raises ConfigError."""
-    try:
-        text = path.read_text()
-        spec = Spec.model_validate(tomllib.loads(text))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; expected an experiment's TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except ValidationError as error:
-        found = (f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors())
-        raise ConfigError("\n".join(f"{path}: {line.removeprefix(': ')}" for line in found)) from None
+    text, values = config_file.read(path, "expected an experiment's TOML file")
+    spec = config_file.validated(Spec, values, path)
     if overrides:
         text = f"{text.rstrip()}\n\n# behind the command: {shlex.join(overrides)}\n"
     start = _start(spec, overrides)
