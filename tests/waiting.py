@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 
-def wait_for(condition, seconds=30, every=0.05):
+def wait_for(condition, seconds=60, every=0.05):
     """What `condition` answers, once it is true; it is asked `every` so many seconds. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import time
 
 import pytest
 
@@ -85,10 +84,3 @@ def last_file(config):
     (folder,) = (config.folder / "weights").glob(f"{config.run.total_steps}-*")
     weights.verify_files(folder)
     return folder / "model.safetensors"
-
-
-def wait_until(condition, timeout_s=60):
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)

@@ -9,7 +9,8 @@ import pytest
 from pipeline import checkpoint_folder
 from tests.trainer.forked import alone, ended, full, started, stuck_after
 from tests.trainer.ledger import Producer, make_run
-from tests.trainer.runs import Killed, comparable, last_weights, recorded, train, wait_until
+from tests.trainer.runs import Killed, comparable, last_weights, recorded, train
+from tests.waiting import wait_for
 from trainer import checkpoint
 from trainer.loop import Trainer
 
@@ -48,7 +49,7 @@ def test_updates_go_on_while_a_checkpoint_is_written_and_the_ledger_learns_of_wh
             if self.version == 4:
                 time.sleep(0.5)
                 gate.set()
-                wait_until(lambda: newest(config) == 3)
+                wait_for(lambda: newest(config) == 3)
             return super()._next_batch()
 
     config = make_run(tmp_path, run, total_steps=6, checkpoint_every=3)
@@ -119,8 +120,8 @@ def test_sigkill_while_a_checkpoint_is_written_costs_no_more_than_the_updates_si
     with Producer(client, config) as producer:
         with started(config, redis_url, functools.partial(stuck_after, 1)):
             # checkpoint 2 is stuck, update 2 is made all the same, checkpoint 3 waits
-            wait_until(lambda: producer.ledger.weights(3), 120)
-            wait_until(lambda: drafts(config) == [".2"])
+            wait_for(lambda: producer.ledger.weights(3), 120)
+            wait_for(lambda: drafts(config) == [".2"])
         assert newest(config) == 1
         before = comparable(recorded(config))
         assert len(before) == 3

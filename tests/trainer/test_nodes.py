@@ -10,7 +10,8 @@ from pathlib import Path
 from pipeline import ports
 from pipeline.config_file import load
 from tests.trainer.ledger import Producer, make_run
-from tests.trainer.runs import recorded, wait_until
+from tests.trainer.runs import recorded
+from tests.waiting import wait_for
 
 
 def rank_of(agent: subprocess.Popen) -> int | None:
@@ -33,7 +34,7 @@ def test_a_rank_that_dies_takes_all_nodes_back_to_the_newest_checkpoint(client, 
             log = stack.enter_context((tmp_path / f"node-{node}.log").open("wb"))
             agents.append(subprocess.Popen(command, env=environment, stderr=log))
             stack.callback(agents[-1].kill)
-        wait_until(lambda: (producer.ledger.status()["checkpoint"] or 0) >= 2, 200)
+        wait_for(lambda: (producer.ledger.status()["checkpoint"] or 0) >= 2, 200)
         os.kill(rank_of(agents[1]), signal.SIGKILL)
         assert [agent.wait(200) for agent in agents] == [0, 0], (tmp_path / "node-0.log").read_text()[-3000:]
     assert [line["version"] for line in recorded(config)] == list(range(6))

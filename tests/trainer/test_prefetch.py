@@ -8,7 +8,7 @@ import redis
 from pipeline.coordinator import Coordinator
 from pipeline.errors import MissingBatch
 from tests.fixtures_ledger import TRAINER, Driver
-from tests.trainer.runs import wait_until
+from tests.waiting import wait_for
 from trainer.prefetch import Prefetch
 from trainer.update import Prepared
 
@@ -74,7 +74,7 @@ def test_who_finished_first_has_no_part_in_the_order_of_a_batch(client, run):
 
 def test_what_was_peeked_and_is_consumed_is_fetched_once_in_a_thread(filled, ledger, prefetch):
     prefetch.look_for(0)
-    wait_until(lambda: ledger.fetched)
+    wait_for(lambda: ledger.fetched)
     refs = ledger.consume(TRAINER, 0).refs
     assert entries(prefetch.take(refs)) == in_order(filled, refs)
     assert ledger.fetched == [("prefetch", refs)]
@@ -83,7 +83,7 @@ def test_what_was_peeked_and_is_consumed_is_fetched_once_in_a_thread(filled, led
 def test_a_peek_and_a_fetch_change_nothing_in_the_ledger(filled, ledger, prefetch):
     before = ledger.buffers(), ledger.fields(), ledger.last_event()
     prefetch.look_for(0)
-    wait_until(lambda: ledger.fetched)
+    wait_for(lambda: ledger.fetched)
     refs = ledger.peek(0)
     prefetch.take(refs)
     assert (ledger.buffers(), ledger.fields(), ledger.last_event()) == before
@@ -93,7 +93,7 @@ def test_a_peek_and_a_fetch_change_nothing_in_the_ledger(filled, ledger, prefetc
 def test_of_another_batch_than_was_peeked_only_what_differs_is_fetched(filled, ledger, prefetch):
     peeked, others = ledger.peek(0), ledger.peek(1)
     prefetch.look_for(0)
-    wait_until(lambda: ledger.fetched)
+    wait_for(lambda: ledger.fetched)
     consumed = (others[0], *reversed(peeked[1:]))
     taken = prefetch.take(consumed)
     assert entries(taken) == in_order(filled, consumed)
@@ -108,7 +108,7 @@ def test_a_buffer_that_is_not_ready_yet_is_found_once_it_is(client, run, ledger)
         for r in taken:
             assert not ledger.fetched
             driver.finish(r)
-        wait_until(lambda: ledger.fetched)
+        wait_for(lambda: ledger.fetched)
         prefetch.take(ledger.consume(TRAINER, 0).refs)
         assert [who for who, _ in ledger.fetched] == ["prefetch"]
 
@@ -124,7 +124,7 @@ def test_a_batch_that_nobody_looked_for_or_found_is_fetched_when_it_is_taken(fil
 def test_a_new_look_ends_the_one_before(filled, ledger, prefetch):
     prefetch.look_for(7)
     prefetch.look_for(1)
-    wait_until(lambda: ledger.fetched)
+    wait_for(lambda: ledger.fetched)
     assert ledger.fetched == [("prefetch", ledger.peek(1))]
 
 
@@ -155,7 +155,7 @@ def test_a_defect_in_the_thread_is_not_hidden(filled, ledger):
 
     with Prefetch(ledger, broken) as prefetch:
         prefetch.look_for(0)
-        wait_until(lambda: ledger.fetched)
+        wait_for(lambda: ledger.fetched)
         with pytest.raises(ZeroDivisionError):
             prefetch.take(ledger.peek(0))
 

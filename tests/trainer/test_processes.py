@@ -11,7 +11,8 @@ from pipeline import checkpoint_folder
 from pipeline.redis_client import connect
 from pipeline.redis_server import RedisServer
 from tests.trainer.ledger import Producer, make_run
-from tests.trainer.runs import recorded, train, wait_until
+from tests.trainer.runs import recorded, train
+from tests.waiting import wait_for
 
 
 def test_sigkill_then_sigterm_of_a_real_trainer_lose_and_repeat_nothing(client, redis_url, run, tmp_path):
@@ -22,12 +23,12 @@ def test_sigkill_then_sigterm_of_a_real_trainer_lose_and_repeat_nothing(client, 
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with Producer(client, config) as producer:
         process = subprocess.Popen(command, env=environment)
-        wait_until(lambda: producer.ledger.weights(2))
+        wait_for(lambda: producer.ledger.weights(2))
         process.kill()
         process.wait()
         killed = producer.ledger.versions()
         process = subprocess.Popen(command, env=environment)
-        wait_until(lambda: producer.ledger.weights(max(killed) + 1))
+        wait_for(lambda: producer.ledger.weights(max(killed) + 1))
         ((found,),) = (json.loads(path.read_text()) for path in (tmp_path / ".prometheus").glob("*.json"))
         with urllib.request.urlopen(f"http://{found['targets'][0]}/metrics", timeout=10) as reply:
             assert f'headrace_loss{{run="{run}"}}' in reply.read().decode()
@@ -66,7 +67,7 @@ def test_a_trainer_stopped_while_redis_is_away_ends_with_one_message(run, tmp_pa
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command = trainer_command(config, server.url)
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-        wait_until(lambda: ledger.weights(0))
+        wait_for(lambda: ledger.weights(0))
     server.stop()
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)

@@ -13,7 +13,8 @@ from pipeline import checkpoint_folder, events, keys
 from pipeline.audit import audit
 from pipeline.errors import OtherSchema
 from tests.trainer.ledger import Producer, make_run
-from tests.trainer.runs import Killed, comparable, last_weights, recorded, train, wait_until
+from tests.trainer.runs import Killed, comparable, last_weights, recorded, train
+from tests.waiting import wait_for
 from trainer.loop import Trainer
 
 
@@ -168,7 +169,7 @@ class Gated(Trainer):
 
     def _until_fetched(self, batch):
         self.gate.set()
-        wait_until(lambda: len(self.fetched) > batch)
+        wait_for(lambda: len(self.fetched) > batch)
         assert self.fetched[batch] == "prefetch"
 
 
