@@ -68,4 +68,7 @@ def _forget(folder: Path) -> None:
         mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for place in sorted((m for m in mounted if m.startswith(f"{folder}/")), reverse=True):
             subprocess.run(["umount", "-l", place], check=True)
-        subprocess.run(["rm", "-rf", folder], check=True)  # in half of shutil's time
+        # 100,000 files; a disk mounted with `discard` is asked for each, and answers many at once as soon as one
+        side_by_side = "find . -type f -print0 | xargs -0 --max-procs 16 --max-args 200 rm --force"
+        subprocess.run(side_by_side, shell=True, cwd=folder, check=True)
+        shutil.rmtree(folder)
