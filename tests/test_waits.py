@@ -148,7 +148,7 @@ def test_a_redis_that_does_not_answer_is_waited_for_with_a_bound(redis_url):
 def test_whatever_reserve_refuses_a_worker_says_what_it_waits_for():
     """Of an engine and a pause it asks for the cause: workers/admission.py."""
     header = (ROOT / "pipeline/lua/reserve.lua").read_text()
-    refusals = re.search(r"^-- returns OK, .* \| ([A-Z_ ]+) \| GONE$", header, re.MULTILINE)[1]
+    refusals = re.search(r"^-- returns OK, .*\n-- +\| ([A-Z_ ]+) \| GONE$", header, re.MULTILINE)[1]
     assert set(refusals.split()) == REFUSALS.keys() | {"ENGINE", "PAUSED"}
 
 

@@ -7,7 +7,8 @@ What is peeked is a guess: only what Consume answers is trained on, and what dif
 nothing, so whoever dies here has taken nothing. Each rank has its own thread, and the thread its own connection (the
 client's pool gives one to each).
 
-The batch is in an order that chance has no part in; in the ledger it is that of finishing.
+The batch is in the order of versions and prompts, which who finishes first has no part in; only entries of one prompt
+are in the ledger's.
 """
 
 import threading
@@ -66,7 +67,7 @@ class Prefetch:
         return dict(zip(refs, self._ledger.fetch(refs), strict=True))
 
     def _in_order(self, trajectories: Iterable[Trajectory]) -> Prepared:
-        return self._prepare(sorted(trajectories, key=lambda t: (t.version, t.prompt_id, t.entry, t.member)))
+        return self._prepare(sorted(trajectories, key=lambda t: (t.version, t.prompt_id)))
 
     def __enter__(self) -> "Prefetch":
         return self

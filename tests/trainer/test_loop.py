@@ -6,7 +6,7 @@ import resource
 import numpy as np
 import pytest
 
-from pipeline import checkpoint_folder, keys, trajectory_file, weights
+from pipeline import checkpoint_folder, events, keys, trajectory_file, weights
 from pipeline.errors import Fenced
 from pipeline.ledger_types import batch_digest
 from tests.trainer.ledger import Producer, make_run
@@ -49,9 +49,11 @@ def test_every_trained_batch_is_archived_if_that_is_asked_for(client, run, tmp_p
         train(config, client)
     folder = config.folder / "trained"
     assert sorted(path.name for path in folder.iterdir()) == [f"{version}.bin" for version in range(4)]
+    happened = events.newest(client, run, 10_000)
+    consumed = {int(e.fields["buffer"]): e.fields["entries"].split() for e in happened if e.kind == "consumed"}
     for line in recorded(config):
-        batch = trajectory_file.read(folder / f"{line['version']}.bin")
-        assert batch_digest([t.entry for t in batch]) == line["batch"]
+        batch, entries = trajectory_file.read(folder / f"{line['version']}.bin"), consumed[line["version"]]
+        assert sorted(t.entry for t in batch) == sorted(entries) and batch_digest(entries) == line["batch"]
         assert np.mean([t.reward for t in batch]) == pytest.approx(line["reward"])
 
 

@@ -47,6 +47,7 @@ class Dispatch(Places):
             event=event,
             value=self.value(drawn),
             attempt=prompt.attempts + prompt.lost + 1,
+            visit=prompt.visits,
             reserved_ms=now,
             number=self.reservations,
         )
@@ -177,7 +178,7 @@ class Dispatch(Places):
 
     def _answer(self, e: Entry) -> Reservation:
         payload = b"question %d" % int(e.prompt[1:])
-        return Reservation(e.name, e.prompt, payload, e.version, e.deadline, e.event, e.value, e.attempt)
+        return Reservation(e.name, e.prompt, payload, e.version, e.deadline, e.event, e.value, e.attempt, e.visit)
 
     def _lease_ms(self) -> int:
         return round(self.rules.lease_s * 1000)

@@ -35,6 +35,7 @@ class Entry:
     event: int
     value: float
     attempt: int
+    visit: int
     reserved_ms: int
     number: int
     state: str = "RESERVED"
