@@ -116,13 +116,13 @@ class Producer(threading.Thread):
     """Workers and engines in one: finishes entries as fast as the ledger admits them, each on the newest version.
 
     With max_staleness = 0 the trajectories of a run are always the same, also after Redis lost some: they depend on
-    their place in it alone, also their values (the real ones would depend on the prompts drawn, and a refused Reserve
-    draws too).
+    their place in it alone. A batch is in the order of its prompts, and which are drawn depends on what was lost: so
+    there is one, unless `prompts` says otherwise.
     """
 
-    def __init__(self, client: redis.Redis, config: Config, **fields):
+    def __init__(self, client: redis.Redis, config: Config, prompts: int = 1, **fields):
         super().__init__(daemon=True)
-        self.client, self.config, self.fields = client, config, fields
+        self.client, self.config, self.prompts, self.fields = client, config, prompts, fields
         self.create()
         self.ended, self.error = threading.Event(), None
         self.entry = uuid.uuid4().hex  # asked for again when Redis comes back
@@ -132,7 +132,7 @@ class Producer(threading.Thread):
         """What the coordinator process does, at its start and when Redis was emptied."""
         config = self.config
         self.ledger = Coordinator.create(self.client, config.run.name, config.ledger_settings, seed=1)
-        self.ledger.add_prompts(prompts or [{"id": f"p{i}"} for i in range(4 * config.buffers.batch_size)])
+        self.ledger.add_prompts(prompts or [{"id": f"p{i}"} for i in range(self.prompts)])
 
     def run(self):
         try:

@@ -20,6 +20,7 @@ from trainer.ranks import joined
 from trainer.receipts import Receipts, drifts
 
 SETTINGS = {"evidence": "receipt", "archive": "true", "lr": "1e-4", "total_steps": 8, "max_staleness": 1}
+PROMPTS = 16  # visited again within the eight batches
 
 
 def batches(config):
@@ -72,14 +73,14 @@ def holds(config, client):
 
 def test_evidence_follows_the_policy_as_in_the_paper(client, run, tmp_path):
     config = make_run(tmp_path, run, **SETTINGS)
-    with Producer(client, config):
+    with Producer(client, config, prompts=PROMPTS):
         train(config, client)
     holds(config, client)
 
 
 def test_two_ranks_give_the_same_evidence(client, redis_url, run, tmp_path):
     config = make_run(tmp_path, run, **SETTINGS, ranks=2)
-    with Producer(client, config), started(config, redis_url) as processes:
+    with Producer(client, config, prompts=PROMPTS), started(config, redis_url) as processes:
         assert [code for _, code in ended(processes)] == [0, 0]
     holds(config, client)
 
@@ -114,7 +115,7 @@ class KilledWhileItWaits(Trainer):
 @pytest.mark.parametrize("kind", [KilledBeforeTheCredit, KilledBeforePublication, KilledWhileItWaits])
 def test_a_killed_trainer_measures_the_same_again_and_credits_it_once(client, run, tmp_path, kind):
     config = make_run(tmp_path, run, **SETTINGS)
-    with Producer(client, config):
+    with Producer(client, config, prompts=PROMPTS):
         with pytest.raises(Killed):
             train(config, client, kind=kind)
         before = comparable(recorded(config))
@@ -127,7 +128,7 @@ def test_a_killed_trainer_measures_the_same_again_and_credits_it_once(client, ru
 
 def test_a_ledger_that_lost_credits_gets_them_again(client, run, tmp_path):
     config = make_run(tmp_path, run, **SETTINGS)
-    with Producer(client, config) as producer:
+    with Producer(client, config, prompts=PROMPTS) as producer:
         kind = trainer_that_loses(producer, since=3, at=5)
         train(config, client, kind=kind)
     assert kind.lost == [5]
@@ -143,7 +144,7 @@ def test_a_credit_that_redis_did_not_take_is_in_the_checkpoint(run, tmp_path):
 
     server = RedisServer.start(tmp_path / "redis")
     config = make_run(tmp_path, run, **SETTINGS)
-    with redis.Redis.from_url(server.url, retry=None) as client, Producer(client, config):
+    with redis.Redis.from_url(server.url, retry=None) as client, Producer(client, config, prompts=PROMPTS):
         give_up_on_redis(config, client, Stops, loop)
         assert checkpoint_folder.newest(config.folder / "checkpoints").name == "4"
         server = RedisServer.start(server.folder)

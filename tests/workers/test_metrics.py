@@ -50,6 +50,6 @@ def test_a_worker_tells_what_it_plays_what_came_of_it_and_what_it_waits_for(sett
 
 def test_every_refusal_has_its_place_before_it_happens():
     header = (Path(pipeline.__file__).parent / "lua" / "reserve.lua").read_text()
-    assert set(re.search(r"^-- returns OK, .* \| ([A-Z_ ]+) \| GONE$", header, re.MULTILINE)[1].split()) == set(
+    assert set(re.search(r"^-- returns OK, .*\n-- +\| ([A-Z_ ]+) \| GONE$", header, re.MULTILINE)[1].split()) == set(
         REFUSALS
     )
