@@ -22,14 +22,16 @@ class Reservation:
     event: int  # policy event of V_traj
     value: float  # the prompt's, frozen now
     attempt: int  # 1 for a fresh prompt
-    visit: int = 0  # how often the prompt was finished before
+    visit: int = 0  # how often the prompt was finished before; negative: outside the ledger
 
     @classmethod
     def outside_ledger(
-        cls, problem: Mapping[str, Any], entry: str, version: int = 0, attempt: int = 1, visit: int = 0
+        cls, problem: Mapping[str, Any], entry: str, version: int = 0, attempt: int = 1, number: int = 0
     ) -> "Reservation":
-        """For an episode that no buffer waits for: a scripted trace, an evaluation. problem: a record with its `id`."""
-        return cls(entry, problem["id"], json.dumps(problem).encode(), version, version, 0, 0.5, attempt, visit)
+        """For an episode that no buffer waits for: a scripted trace, an evaluation. problem: a record with its `id`;
+        number: of the episodes on it. Its chance is that of no visit: a first value would know the first outcome."""
+        payload, visit = json.dumps(problem).encode(), -1 - number
+        return cls(entry, problem["id"], payload, version, version, 0, 0.5, attempt, visit)
 
 
 @dataclass(frozen=True)

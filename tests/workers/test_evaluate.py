@@ -5,8 +5,10 @@ import pytest
 
 from pipeline import first_values
 from pipeline.data import training_problems
+from pipeline.ledger_types import Reservation
 from pipeline.weights import write_manifest
 from tests.workers.fake_sglang import FakeSGLang, answer
+from workers import seeds
 from workers.evaluate import EvaluationFailed, evaluation, summarize, values
 
 TASK = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
@@ -47,6 +49,23 @@ def test_values_are_n_outcomes_a_problem_and_only_what_is_missing_is_played(sett
     before = (config.folder / "values.jsonl").read_bytes()
     asyncio.run(values(config, ["http://127.0.0.1:9"]))  # nothing is missing: nobody is asked
     assert (config.folder / "values.jsonl").read_bytes() == before
+
+
+def test_first_values_are_of_other_episodes_than_the_first_visits_even_if_seeds_decide_all(settings, run):
+    config = settings(advantage={"offline_rollouts": 3})
+    version_0(config)
+
+    async def main():
+        async with FakeSGLang(lambda request: answer(label(run, 0))).serving() as server:
+            await values(config, [server.url])
+            return server.requests
+
+    requests = asyncio.run(main())
+    played = {request["sampling_params"]["sampling_seed"] for request in requests}
+    problems = training_problems(config)
+    assert len(played) == 3 * len(problems), "each rollout has its own"
+    visits = [Reservation("e", p["id"], b"", 0, 0, 0, 0.5, 1, visit) for p in problems for visit in range(3)]
+    assert not played & {seeds.of_replies(config.run.seed, visit) for visit in visits}
 
 
 @pytest.mark.sglang
