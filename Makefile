@@ -45,7 +45,7 @@ $(VENV)/.installed: pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(PIP_TORCH) -e '.[all]'
 	@touch $@
 
-$(SGLANG_VENV)/.installed: $(wildcard docker/sglang-cpu/*.* docker/sglang-cpu/*/*)
+$(SGLANG_VENV)/.installed: $(wildcard docker/sglang-cpu/*.* docker/sglang-cpu/*/*.*)
 	@echo "installing the SGLang server into $(SGLANG_VENV) (about a minute, 2.7 GB)"
 	PYTHON=$(PYTHON) docker/sglang-cpu/install.sh $(SGLANG_VENV) $(PIP_TORCH)
 	@touch $@
@@ -67,7 +67,7 @@ restore:
 	@up=$$(docker compose ps --all --quiet) && test -z "$$up" || { echo "first: docker compose down" >&2; exit 1; }
 	@redis=$$(docker compose run --detach --rm --use-aliases redis redis-server /etc/headrace/redis.conf) || exit 1; \
 	    trap "docker stop $$redis > /dev/null" EXIT; trap "exit 1" INT TERM; \
-	    docker compose run --rm --no-deps --env REDIS_PASSWORD_FILE= --volume "$(abspath $(FILE)):/backup.tar:ro" \
+	    docker compose run --rm --no-deps --env REDIS_PASSWORD_FILE= --volume "$$(realpath "$(FILE)"):/backup.tar:ro" \
 	        coordinator restore /backup.tar --folder /runs --redis redis://redis:6379/0
 	@echo "in the stack: docker compose up -d"
 

@@ -5,7 +5,8 @@
        └── release, reap ─────┘             every transition rings the bell: pipeline/events.py
 
 Every call is one Lua transition (pipeline/lua/): atomic, refused before its first write, and safe to repeat. The client
-keeps nothing but the newest (joined, version, head) it saw, to notice a Redis that lost writes, and the ids of streams.
+keeps the newest (joined, version, head) it saw, to notice a Redis that lost writes, the ids of streams, and of each
+worker the random number that its next reservation brings.
 The trainer's calls are in trainer_calls.py.
 """
 
@@ -66,7 +67,7 @@ class Coordinator(TrainerCalls):
     ):
         super().__init__(client, run, clock)
         self._random = random.Random(seed)
-        self._drawn: str | None = None  # for the next reservation
+        self._drawn: dict[str, str] = {}  # worker -> what its next reservation brings
         self._reserved: dict[str, tuple[str, str, int]] = {}  # entry of this client -> worker, prompt, version
         self._settings: dict[str, str] = {}
 
@@ -126,14 +127,15 @@ class Coordinator(TrainerCalls):
         entry = entry or uuid.uuid4().hex
         try:
             # a refusal uses nothing up: what follows does not depend on how often a worker was refused
-            self._drawn = self._drawn or self._exponential()
-            args = (entry, worker, engine, self._drawn)
+            if worker not in self._drawn:
+                self._drawn[worker] = self._exponential()
+            args = (entry, worker, engine, self._drawn[worker])
             code, answer = self._ledger.run("reserve", *args, extra=(keys.entry(self.run, entry),))
         except OutOfMemoryError:
             return Refused("MEMORY")
         if code != "OK":
             return Refused(code)
-        self._drawn = None
+        del self._drawn[worker]
         prompt, payload, value = text(answer[0]), answer[1], float(answer[6])
         visit, version, deadline, event, attempt = (int(answer[i]) for i in (2, 3, 4, 5, 7))
         self._reserved[entry] = (worker, prompt, version)

@@ -46,7 +46,7 @@ def test_the_hash_behind_seeded_sampling_is_murmur3_of_seed_position_and_column(
     found = subprocess.run(
         [python, "-c", CODE],
         input=json.dumps([seeds, positions, columns]),
-        env=os.environ | {"PYTHONPATH": str(FOLDER), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(FOLDER), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

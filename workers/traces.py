@@ -79,8 +79,9 @@ async def play_all(settings: config.Config, problems: Sequence[Problem], urls: S
         turns = itertools.cycle(teachers)
         places = asyncio.Semaphore(settings.rollout.concurrency if teachers else AT_ONCE)
 
-        async def trace(problem: Problem, number: int) -> Trajectory | HeadraceError:
-            r = Reservation.outside_ledger(problem, f"trace-{number}")
+        async def trace(problem: Problem, index: int, rollout: int) -> Trajectory | HeadraceError:
+            entry = f"trace-{index * rollouts + rollout}"
+            r = Reservation.outside_ledger(problem, entry, number=rollout)
             async with places:
                 for pause in (*PAUSES_S, None):
                     environment = make_environment()
@@ -109,8 +110,7 @@ async def play_all(settings: config.Config, problems: Sequence[Problem], urls: S
             async with asyncio.TaskGroup() as group:
                 for index, problem in enumerate(problems):
                     if problem["id"] not in known:
-                        first = index * rollouts
-                        rolled = [group.create_task(trace(problem, first + k)) for k in range(rollouts)]
+                        rolled = [group.create_task(trace(problem, index, rollout)) for rollout in range(rollouts)]
                         group.create_task(record(problem, rolled))
         except* HeadraceError as failed:
             error = failed.exceptions[0]

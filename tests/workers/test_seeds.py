@@ -32,3 +32,11 @@ def test_seeds_have_the_bits_that_numpy_and_sglang_take():
     replies = [seeds.of_replies(1, episode) for episode in episodes]
     assert 2**31 < max(environments) < 2**32 and 2**62 < max(replies) < 2**63
     assert min(environments + replies) >= 0
+
+
+def test_rollouts_outside_the_ledger_differ_from_each_other_and_from_every_visit():
+    problem = {"id": EPISODE.prompt}
+    outside = [Reservation.outside_ledger(problem, "e", number=number) for number in range(8)]
+    visits = [replace(EPISODE, visit=visit) for visit in range(8)]
+    for of in (seeds.of_environment, seeds.of_replies):
+        assert len({of(1, episode) for episode in outside + visits}) == 16
