@@ -100,11 +100,10 @@ class Replay(Entries):
         self.expect("credited", version == turn, f"credited where {turn} should be", buffer=version)
         self.expect("credited", version < self.head, "credited before its batch was consumed", buffer=version)
         if batch := self.consumed.get(version):  # else Redis lost it, or a checkpoint covers it
-            trained = [
-                self.entries[id].prompt for id in batch if id in self.entries for _ in range(self.rules.group_size)
-            ]
-            same = sorted(prompts) == sorted(trained)  # the trainer has an order of its own
-            self.expect("credited", same, "not the prompts of its batch", buffer=version)
+            entries = [self.entries[id] for id in batch if id in self.entries]
+            entries.sort(key=lambda entry: (entry.version, entry.prompt))  # trainer/prefetch.py
+            trained = [entry.prompt for entry in entries for _ in range(self.rules.group_size)]
+            self.expect("credited", prompts == trained, "not the prompts of its batch, in its order", buffer=version)
         self.credited = max(version + 1, turn)
 
     def on_published(self, event: dict[str, Any]) -> None:

@@ -76,8 +76,9 @@ class Driver:
 
     def credit(self, batch):
         """All its prompts were solved."""
-        prompts = [self.entry(ref.entry)["prompt"] for ref in batch.refs]
-        return self.c.credit(TRAINER, batch.version, [(prompt, 0.9, 1.0) for prompt in prompts])
+        entries = [self.entry(ref.entry) for ref in batch.refs]
+        trained = sorted((int(entry["version"]), entry["prompt"]) for entry in entries)
+        return self.c.credit(TRAINER, batch.version, [(prompt, 0.9, 1.0) for _, prompt in trained])
 
     def publish(self):
         version = self.head

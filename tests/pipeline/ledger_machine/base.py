@@ -203,7 +203,8 @@ class Machine(RuleBasedStateMachine):
     def credits_of(self, version, entries):
         """One for each trajectory; the same whenever this batch is trained."""
         numbers, members = random.Random(f"{version} {entries}"), self.model.rules.group_size
-        prompts = [self.known[entry].prompt for entry in entries for _ in range(members)]
+        trained = sorted((self.known[entry].version, self.known[entry].prompt) for entry in entries)
+        prompts = [prompt for _, prompt in trained for _ in range(members)]
         return [(p, numbers.choice([1.0, 0.96, 0.875, 0.5]), numbers.choice([0.0, 0.5, 1.0])) for p in prompts]
 
     def group(self):
