@@ -70,6 +70,10 @@ def a_batch_of_one(lines):
     return [line for line in lines if line.get("entry") != gone]
 
 
+def backwards(lines):
+    return json.dumps(json.loads(of(lines, "credited", 1, "prompts"))[::-1])
+
+
 def out_before_it_was_credited(lines):
     i = nth(lines, "credited", 1)
     lines = [*lines[:i], *lines[i + 1 :]]
@@ -111,6 +115,7 @@ FORGED = [
     ("credited", lambda lines: again(lines, "credited", 0)),
     ("credited", lambda lines: again(lines, "credited", 0, version="1")),
     ("credited", lambda lines: change(lines, "credited", 1, cut=True, prompts='["p99","p98"]')),
+    ("credited", lambda lines: change(lines, "credited", 1, cut=True, prompts=backwards(lines))),
     ("credited", lambda lines: change(lines, "joined", 0, cut=True, credited="1")),
     ("credited", out_before_it_was_credited),
     ("liveness", a_batch_of_one),
