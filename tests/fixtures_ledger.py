@@ -4,11 +4,14 @@ On the real server each call is made by the user of its role, as docker/users.ac
 """
 
 import contextlib
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import fakeredis
 import pytest
 
+import pipeline
 from pipeline import keys
 from pipeline.coordinator import Coordinator
 from pipeline.ledger_types import Reservation
@@ -16,6 +19,12 @@ from pipeline.trajectory import Trajectory
 from tests.fixtures_users import ClientOfUsers, LedgerOfUsers
 
 WORKER, ENGINE, TRAINER = "w0-a", "e0", "t0-a"
+
+
+def refusals_of_reserve():
+    """As its script names them, without GONE."""
+    header = (Path(pipeline.__file__).parent / "lua" / "reserve.lua").read_text()
+    return set(re.search(r"^-- returns OK, .*\n-- +\| ([A-Z_ ]+) \| GONE$", header, re.MULTILINE)[1].split())
 
 
 class Driver:

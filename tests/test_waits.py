@@ -5,13 +5,13 @@ The code is searched for whatever waits; a wait that is not in the table below, 
 
 import ast
 import importlib
-import re
 from pathlib import Path
 
 import pytest
 
 from pipeline.config import Config
 from pipeline.redis_client import connect
+from tests.fixtures_ledger import refusals_of_reserve
 from workers.admission import WAITS as REFUSALS
 
 ROOT = Path(__file__).parents[1]
@@ -147,9 +147,7 @@ def test_a_redis_that_does_not_answer_is_waited_for_with_a_bound(redis_url):
 
 def test_whatever_reserve_refuses_a_worker_says_what_it_waits_for():
     """Of an engine and a pause it asks for the cause: workers/admission.py."""
-    header = (ROOT / "pipeline/lua/reserve.lua").read_text()
-    refusals = re.search(r"^-- returns OK, .*\n-- +\| ([A-Z_ ]+) \| GONE$", header, re.MULTILINE)[1]
-    assert set(refusals.split()) == REFUSALS.keys() | {"ENGINE", "PAUSED"}
+    assert refusals_of_reserve() == REFUSALS.keys() | {"ENGINE", "PAUSED"}
 
 
 def found_waits():

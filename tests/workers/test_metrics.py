@@ -1,9 +1,7 @@
 import asyncio
-import re
-from pathlib import Path
 
-import pipeline
 from pipeline.data import training_problems
+from tests.fixtures_ledger import refusals_of_reserve
 from tests.workers.conftest import until, working
 from tests.workers.fake_sglang import FakeSGLang, answer
 from workers.metrics import REFUSALS, WorkerMetrics
@@ -49,7 +47,4 @@ def test_a_worker_tells_what_it_plays_what_came_of_it_and_what_it_waits_for(sett
 
 
 def test_every_refusal_has_its_place_before_it_happens():
-    header = (Path(pipeline.__file__).parent / "lua" / "reserve.lua").read_text()
-    assert set(re.search(r"^-- returns OK, .*\n-- +\| ([A-Z_ ]+) \| GONE$", header, re.MULTILINE)[1].split()) == set(
-        REFUSALS
-    )
+    assert refusals_of_reserve() == set(REFUSALS)
