@@ -30,9 +30,9 @@ class OfProblems(Producer):
         self.ledger = Coordinator.create(self.client, self.config.run.name, self.config.ledger_settings, seed=1)
         self.ledger.add_prompts({"id": p["id"], "payload": json.dumps(p)} for p in training_problems(self.config))
 
-    def _work(self):
-        if int(self.ledger.fields()["version"]) < self.config.run.total_steps:
-            super()._work()
+    def _work(self, version):
+        if version < self.config.run.total_steps:
+            super()._work(version)
 
 
 @contextlib.contextmanager

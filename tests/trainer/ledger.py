@@ -138,12 +138,12 @@ class Producer(threading.Thread):
         try:
             while not self.ended.wait(0.02):
                 with self.quiet, contextlib.suppress(RolledBack, UnknownRun, redis.ConnectionError):
-                    self._work()
+                    self._work(int(self.ledger.fields()["version"]))
         except Exception as error:
             self.error = error
 
-    def _work(self):
-        if self.ledger.weights(version := int(self.ledger.fields()["version"])) is None:
+    def _work(self, version: int):
+        if self.ledger.weights(version) is None:
             return
         self.ledger.register_engine("engine", version)
         while isinstance(r := self.ledger.reserve("worker-0-x", "engine", self.entry), Reservation):
