@@ -33,6 +33,11 @@ class TinyModel(Section):
     hidden: int = Field(128, gt=0)
     heads: int = Field(4, gt=0)
     vocabulary: int = Field(384, ge=300)
+    words: bool = Field(
+        False,
+        description="no token is more than a word, so that a word is the same tokens wherever it stands: for text that "
+        "is to be copied, not arithmetic",
+    )
 
 
 class Model(Section):

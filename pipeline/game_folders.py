@@ -22,6 +22,8 @@ from pipeline.data_files import Unusable
 GAME = "game.tw-pddl"
 ROOM = "You are in the middle of a room. Looking quickly around you, you see a"
 TASK = re.compile(r"Your task is to: .*?(?=\")")
+SAID = re.compile(r'"rhs": "(.*?)"')
+OBJECT = re.compile(r"^\s*([a-z]+)_bar_\S* - object", re.IGNORECASE | re.MULTILINE)
 RECEPTACLE = re.compile(r"^\s*([a-z]+)_bar_(\S*) - receptacle", re.IGNORECASE | re.MULTILINE)
 
 
@@ -62,6 +64,15 @@ def located(problem: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     """With its game's path, if it is a row of this folder, which another machine, or a restored run, has elsewhere."""
     is_row = folder is not None and problem.get("game") == f"{problem.get('id')}/{GAME}"
     return problem | {"game": str(folder / problem["game"])} if is_row else problem
+
+
+def texts(problem: dict[str, Any]) -> list[str]:
+    """What a game can say beside its question: its grammar's sentences, and its things; none of another problem."""
+    if "game" not in problem:
+        return []
+    game = json.loads(Path(problem["game"]).read_text())
+    things = ",".join(f" a {kind.lower()} 1" for kind in OBJECT.findall(game["pddl_problem"]))
+    return [*SAID.findall(game["grammar"]), things]
 
 
 def _mixed(name: str) -> str:

@@ -40,7 +40,8 @@ def make_model(config: Config) -> None:
         check_model_folder(config.model_path, config.rollout.context_length)
     elif config.model.tiny is not None:
         context = max(4096, config.rollout.context_length)
-        tiny.make(config.model_path, config.model.tiny, _questions(config), config.run.seed, context)
+        texts = [*_questions(config), *data.texts_of_games(config)]
+        tiny.make(config.model_path, config.model.tiny, texts, config.run.seed, context)
 
 
 def prepare(config: Config) -> None:

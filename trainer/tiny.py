@@ -35,6 +35,12 @@ FORMAT = (
     "<answer>",
     "</answer>",
 )
+# What no token goes beyond: a word or a digit with the space before it; or digits and operators, which stay single.
+WORDS = r" ?\p{L}+| ?\p{N}|\s+|."
+ARITHMETIC = [
+    pre_tokenizers.Digits(individual_digits=True),
+    pre_tokenizers.Split(Regex(r"[-+*=%]|(?<!<)/"), behavior="isolated"),
+]
 
 CHAT_TEMPLATE = r"""
 {%- if tools %}
@@ -58,8 +64,8 @@ CHAT_TEMPLATE = r"""
 def make(folder: Path, settings: TinyModel, texts: Iterable[str], seed: int, context: int) -> None:
     """Write a model folder that transformers and SGLang load; the same arguments give the same bytes.
 
-    settings  the run's [model.tiny]: layers, hidden width, heads, vocabulary
-    texts     what the tokenizer should be good at, the problems' questions
+    settings  the run's [model.tiny]: layers, hidden width, heads, vocabulary, words
+    texts     what the tokenizer should be good at, the problems' questions first of all
     context   the longest sequence the model will see, in tokens
 
     The folder appears whole or not at all. An existing one is left alone.
@@ -70,7 +76,7 @@ def make(folder: Path, settings: TinyModel, texts: Iterable[str], seed: int, con
     partial = folder.with_name(f".{folder.name}-{os.getpid()}")
     partial.mkdir()
     try:
-        tokenizer = make_tokenizer(texts, settings.vocabulary)
+        tokenizer = make_tokenizer(texts, settings.vocabulary, settings.words)
         write_tokenizer(tokenizer, partial, context)
         write_model(make_model(tokenizer, settings, seed, context), partial)
         partial.rename(folder)
@@ -78,16 +84,12 @@ def make(folder: Path, settings: TinyModel, texts: Iterable[str], seed: int, con
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def make_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+def make_tokenizer(texts: Iterable[str], vocabulary: int, words: bool = False) -> Tokenizer:
     """A byte-level BPE of at most `vocabulary` tokens; reads any text, compresses `texts` and FORMAT."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Split(Regex(r"[-+*=%]|(?<!<)/"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    splits = [pre_tokenizers.Split(Regex(WORDS), behavior="isolated")] if words else ARITHMETIC
+    bytes_of_them = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of_them])
     tokenizer.decoder = decoders.ByteLevel()
     special = [END, TURN_START, TURN_END]
     trainer = trainers.BpeTrainer(

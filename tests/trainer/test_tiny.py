@@ -35,9 +35,10 @@ def test_the_same_arguments_give_the_same_bytes(folder, tmp_path):
     assert differing == {"model.safetensors"}
 
 
-@given(st.text())
-def test_any_text_survives_the_tokenizer(text):
-    tokenizer = tiny.make_tokenizer(QUESTIONS, 384)
+@pytest.mark.parametrize("words", [False, True])
+@given(text=st.text())
+def test_any_text_survives_the_tokenizer(words, text):
+    tokenizer = tiny.make_tokenizer(QUESTIONS, 384, words)
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
@@ -50,6 +51,13 @@ def test_digits_and_operators_are_single_tokens_and_boilerplate_is_few(folder):
     for mark in (*tiny.MARKS, tiny.TURN_START, tiny.TURN_END):
         assert len(tokenizer.encode(mark)) == 1
     assert tokenizer.decode(tokenizer.encode(CALL), skip_special_tokens=True) == CALL
+
+
+def test_with_words_a_word_is_one_token_wherever_it_stands():
+    tokenizer = tiny.make_tokenizer(["You see a toilet 1, and a sinkbasin 2.", "put some soap in toilet."], 512, True)
+    said = tokenizer.encode("put a toilet 12 on toilet, and a sinkbasin 2 in toilet.").tokens
+    assert said.count("Ġtoilet") == 3 and "Ġsinkbasin" in said
+    assert [token for token in said if any(c.isdigit() for c in token)] == ["Ġ1", "2", "Ġ2"]
 
 
 def test_a_chat_grows_only_at_its_end(folder):
