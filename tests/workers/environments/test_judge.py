@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import os
 import signal
-import time
 
 import pytest
 import reasoning_gym
@@ -78,14 +77,12 @@ def test_an_answer_that_never_ends_is_no_answer_and_holds_up_nobody(loop):
     async def main():
         async with open_judge("math", config.Environment(tool_concurrency=2)) as judge:
             await judge("1", {"answer": "1"})  # the fork server is up
-            begun = time.monotonic()
             hanging = asyncio.create_task(judge(HANGS, {"answer": "3"}))
             await asyncio.sleep(0.2)
             assert await judge("3", {"answer": "3"}) == Verdict(1.0)
-            assert time.monotonic() - begun < 4 and not hanging.done()
-            verdict = await hanging
+            assert not hanging.done()
+            verdict = await asyncio.wait_for(hanging, 60)
             assert verdict == Verdict(0.0, "timeout") and verdict.metrics == {"judge_timeout": 1}
-            assert time.monotonic() - begun < 15
 
     loop.run(main())
 
