@@ -1,6 +1,7 @@
 """`headrace`: one command line for everything. Each command imports what it needs, so that --help answers at once.
 
-    cli.py                  settings, `up`, `eval`, `doctor`, and one process each
+    cli.py                  settings, `up`, `eval`, `doctor`
+    cli_processes.py        one process of a run each
     cli_checkpoints.py      what it has trained: export, fork
     cli_backup.py           all of it: backup, restore
     cli_reports.py          a run that is there: read it, tell it
@@ -12,27 +13,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 stopped by Ctrl-C.
 """
 
 import json
-import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 
-from pipeline import cli_backup, cli_checkpoints, cli_environments, cli_experiment, cli_look, cli_reports
-from pipeline.cli_options import json_option, redis_option, run_argument, show
-
-RUN_TOML = click.Path(dir_okay=False, path_type=Path)
-overrides_argument = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-engines_option = click.option(
-    "--engine",
-    "engine_urls",
-    multiple=True,
-    metavar="URL",
-    envvar="HEADRACE_ENGINES",
-    help="An SGLang server; else those of HEADRACE_ENGINES, separated by spaces; else engines.urls.",
-)
+from pipeline import cli_backup, cli_checkpoints, cli_environments, cli_experiment, cli_look, cli_processes, cli_reports
+from pipeline.cli_options import RUN_TOML, json_option, overrides_argument, redis_option, run_argument, show
 
 
 def main() -> None:
@@ -78,6 +65,7 @@ def cli():
 
 
 for command in (
+    *cli_processes.COMMANDS,
     *cli_backup.COMMANDS,
     *cli_checkpoints.COMMANDS,
     *cli_reports.COMMANDS,
@@ -160,76 +148,6 @@ def evaluate(checkpoint, run, engine, as_json):
     show(evaluate(checkpoint, run, engine), as_json)
 
 
-# -- one process each: what compose and torchrun start
-
-
-@cli.command()
-@click.argument("run_toml", type=RUN_TOML)
-@overrides_argument
-@engines_option
-@redis_option
-def coordinator(run_toml, overrides, engine_urls, redis_url):
-    """Keep the ledger and the engines: the process that loads new versions and reaps what is lost."""
-    _with_redis(redis_url)
-    from pipeline.watch import watch
-
-    return watch(_resolved(run_toml, overrides), engine_urls)
-
-
-@cli.command()
-@click.argument("run_toml", type=RUN_TOML)
-@overrides_argument
-@click.option("--name", help="Of this worker alone; default: worker-HOST.")
-@redis_option
-def worker(run_toml, overrides, name, redis_url):
-    """One rollout worker."""
-    name = name or f"worker-{socket.gethostname()}"  # each replica of a container has a host name of its own
-    _become(redis_url, "workers", _resolved(run_toml, overrides), "--name", name)
-
-
-@cli.command()
-@click.argument("run_toml", type=RUN_TOML)
-@overrides_argument
-@redis_option
-def train(run_toml, overrides, redis_url):
-    """The trainer, with torchrun when it has several ranks; on each node, if trainer.nodes says that there are more."""
-    from pipeline import programs
-    from pipeline.config_file import load
-
-    _with_redis(redis_url)
-    config = load(_resolved(run_toml, overrides))
-    argv = programs.trainer_argv(config, config.trainer.max_restarts)
-    programs.become(argv, programs.trainer_environment(config))
-
-
-@cli.command("cold-start")
-@click.argument("run_toml", type=RUN_TOML)
-@overrides_argument
-@json_option
-def cold_start(run_toml, overrides, as_json):
-    """Make version 0: the model made on the spot if there is none, fine-tuned on traces if asked for."""
-    from pipeline import preparation
-    from pipeline.config_file import load
-
-    show(preparation.cold_start(load(run_toml, overrides)), as_json)
-
-
-@cli.command()
-@click.argument("run_toml", type=RUN_TOML)
-@overrides_argument
-@engines_option
-@json_option
-def values(run_toml, overrides, engine_urls, as_json):
-    """Score every prompt a few times with version 0, before training, for its first value.
-
-    Without --engine, HEADRACE_ENGINES and engines.urls, engines are started for it.
-    """
-    from pipeline import preparation
-    from pipeline.config_file import load
-
-    show(preparation.values(load(run_toml, overrides), engine_urls), as_json)
-
-
 @cli.command()
 @click.argument("run_toml", type=RUN_TOML, required=False)
 @json_option
@@ -246,26 +164,6 @@ def doctor(run_toml, as_json):
             fix = f"\n      fix: {finding['fix']}" if not finding["ok"] else ""
             click.echo(f"{'ok  ' if finding['ok'] else 'BAD '}{finding['check']}: {finding['found']}{fix}")
     return 0 if all(finding["ok"] for finding in findings) else 1
-
-
-def _resolved(run_toml: Path, overrides: tuple[str, ...]) -> Path:
-    """The run.toml of the run's folder, written if this is its first process; other settings are refused."""
-    from pipeline.config_file import load
-    from pipeline.run_folder import open_folder
-
-    return open_folder(load(run_toml, overrides))
-
-
-def _with_redis(redis_url: str | None) -> None:
-    if redis_url:
-        os.environ["REDIS_URL"] = redis_url
-
-
-def _become(redis_url: str | None, module: str, *arguments: str | Path) -> None:
-    from pipeline import programs
-
-    _with_redis(redis_url)
-    programs.become([*programs.PYTHON, "-m", module, *map(str, arguments)], programs.environment())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli_options import json_option, show
+from pipeline.cli_options import json_option, overrides_argument, show
 
 
 @click.command()
@@ -24,7 +24,7 @@ def export(run, folder, version, as_json):
 
 @click.command()
 @click.argument("run")
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@overrides_argument
 @click.option("--from", "version", type=click.IntRange(min=0), help="A checkpoint's version; default: the newest.")
 @json_option
 def fork(run, overrides, version, as_json):

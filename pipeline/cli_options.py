@@ -2,8 +2,12 @@
 
 import functools
 import json
+from pathlib import Path
 
 import click
+
+RUN_TOML = click.Path(dir_okay=False, path_type=Path)
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 
 redis_option = click.option(
     "--redis", "redis_url", metavar="URL", help="Instead of REDIS_URL and the run's own server."
