@@ -40,14 +40,14 @@ def draw(experiment: Experiment, lines: Curves) -> dict[str, Path]:
     if not any(lines.values()):
         return drawn
     with rc_context(STYLE):
-        for title, name, rows, columns, panels in (
-            ("Reward", "rewards", 1, len(settings), _rewards),
-            ("Optimization", "diagnostics", len(settings), len(DIAGNOSTICS), _diagnostics),
-            ("The center of the loss", "centers", 2, len(settings), _centers),
-            ("Where the difference is", "differences", 1, len(AXES), _differences),
+        for title, name, rows, columns, of_one_kind, panels in (
+            ("Reward", "rewards", 1, len(settings), "row", _rewards),
+            ("Optimization", "diagnostics", len(settings), len(DIAGNOSTICS), "col", _diagnostics),
+            ("The center of the loss", "centers", 2, len(settings), "row", _centers),
+            ("Where the difference is", "differences", 1, len(AXES), "row", _differences),
         ):
             figure = Figure(figsize=(4.6 * columns, 3.6 * rows), dpi=110, layout="constrained")
-            axes = figure.subplots(rows, columns, squeeze=False)
+            axes = figure.subplots(rows, columns, squeeze=False, sharey=of_one_kind)
             panels(axes, experiment, lines)
             if any(each.has_data() for each in figure.axes):
                 drawn[title] = experiment.folder / f"{name}.png"
