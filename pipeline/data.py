@@ -62,10 +62,10 @@ def cold_start_problems(config: Config) -> list[Problem]:
     return _draw(data, _questions(evaluation_problems(config)), "cold_start", _needs_answer(config))
 
 
-def texts_of_games(config: Config) -> list[str]:
-    """What the games of [data] can say, for a tokenizer made on the spot; none if its problems are no games."""
+def training_texts(config: Config) -> list[str]:
+    """For a tokenizer made on the spot: the questions of [data], and what its games can say."""
     problems = [game_folders.located(problem, config.data.path) for problem in training_problems(config)]
-    return [text for problem in problems for text in game_folders.texts(problem)]
+    return [text for problem in problems for text in (problem["question"], *game_folders.texts(problem))]
 
 
 def file_problems(path: Path) -> list[Problem]:

@@ -40,8 +40,7 @@ def make_model(config: Config) -> None:
         check_model_folder(config.model_path, config.rollout.context_length)
     elif config.model.tiny is not None:
         context = max(4096, config.rollout.context_length)
-        texts = [*_questions(config), *data.texts_of_games(config)]
-        tiny.make(config.model_path, config.model.tiny, texts, config.run.seed, context)
+        tiny.make(config.model_path, config.model.tiny, data.training_texts(config), config.run.seed, context)
 
 
 def prepare(config: Config) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline import game_folders
 from pipeline.config import Config
-from pipeline.data import evaluation_problems, file_problems, texts_of_games, training_problems
+from pipeline.data import evaluation_problems, file_problems, training_problems, training_texts
 from pipeline.errors import ConfigError
 
 PROBLEM = """(:objects agent1 - agent
@@ -55,7 +55,9 @@ def test_a_game_is_a_problem_whose_question_says_task_and_room(tmp_path):
 def test_what_games_can_say_is_text_for_a_tokenizer(tmp_path):
     write(tmp_path / "train", names("pick_a", 1)[0])
     write(tmp_path / "valid_unseen", names("pick_b", 1)[0], sentence="never told to the tokenizer")
-    assert texts_of_games(config(tmp_path)) == ["Your task is to: put some laptop on sofa.", " a laptop 1"]
+    question, *said = training_texts(config(tmp_path))
+    assert question == training_problems(config(tmp_path))[0]["question"]
+    assert said == ["Your task is to: put some laptop on sofa.", " a laptop 1"]
 
 
 def test_a_part_of_a_folder_has_tasks_of_all_kinds_and_trials_of_one_task_are_different_problems(tmp_path):
